@@ -1,0 +1,1 @@
+"""ModalMesh: a sidecar-less service mesh for multimodal GPU inference."""
