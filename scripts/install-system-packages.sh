@@ -4,6 +4,7 @@ set -euo pipefail
 
 packages=(
     ca-certificates    # pip's TLS
+    iproute2           # tests look at listening sockets
     libgomp1           # scikit-learn, onnxruntime
     libpython3.11      # Triton's Python backend links to it
     make

@@ -125,6 +125,11 @@ class Triton(Section):
 
     venv: Path = Path(".venv-triton")
     repository: Path = Path("deploy/triton/repository")
+    """A folder with a ``config.pbtxt`` for each model."""
+    models: Path = Path("deploy/triton/models")
+    """The code that the configurations name."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Prometheus metrics, HTTP/1.1 on loopback; 0: off."""
     listen: Address = "127.0.0.1:8001"
 
 
