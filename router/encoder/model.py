@@ -192,7 +192,9 @@ class DualEncoder:
         try:
             text = self._text_vector(self._tokens.ids("a photo"))
         except ItemError as error:
-            raise EncoderModelError(f"{files.text.tokenizer} does not know the words «a photo»: {error.what}") from error
+            raise EncoderModelError(
+                f"{files.text.tokenizer} does not know the words «a photo»: {error.what}"
+            ) from error
         for model, vector in ((files.vision_model, image), (files.text.model, text)):
             if vector.ndim != 1:
                 raise EncoderModelError(f"{model}: not one vector an item but {vector.shape}", hint=_EXPORT_HINT)

