@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from google.protobuf import struct_pb2
@@ -154,13 +155,13 @@ def decide(policy: Policy, modality: Modality, vector: NDArray[np.float32]) -> D
         key=lambda candidate: (-candidate.similarity, candidate.service_id),
     )
     threshold = policy.thresholds[modality]
+    chosen: Service | None
     if ranked[0].similarity >= threshold:
         reason = Reason.MATCHED
         chosen = next(service for service in table.services if service.service_id == ranked[0].service_id)
     else:
-        default = policy.defaults.get(modality)
-        reason = Reason.DEFAULT if default else Reason.NO_MATCH
-        chosen = default
+        chosen = policy.defaults.get(modality)
+        reason = Reason.DEFAULT if chosen else Reason.NO_MATCH
     own = next((c.similarity for c in ranked if chosen and c.service_id == chosen.service_id), None)
     others = [candidate for candidate in ranked if not chosen or candidate.service_id != chosen.service_id]
     return Decision(
@@ -198,7 +199,7 @@ def to_metadata(decision: Decision, *, request_id: str, router_us: int) -> struc
         request_id: The request's KServe ``id``.
         router_us: Microseconds from the request's body to the answer, the encoder's part included.
     """
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "reason": decision.reason.value,
         "modality": decision.modality.value,
         "router_us": router_us,

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["ENVOY_MARGIN_MS", "LARGEST_MESSAGE", "LARGEST_UNPACKED", "envoy_wait_ms"]
 
 LARGEST_MESSAGE = 64 * 1024 * 1024
-"""Bytes of one ext_proc message. Envoy buffers at most 16 MiB of body; grpc's default of 4 MiB would cut pictures off."""
+"""Bytes of one ext_proc message. Envoy buffers at most 16 MiB of body; grpc's default, 4 MiB, would refuse pictures."""
 
 LARGEST_UNPACKED = 32 * 1024 * 1024
 """Bytes that a compressed gRPC message may unpack to: a few kilobytes can unpack to gigabytes."""

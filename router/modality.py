@@ -20,7 +20,7 @@ class Modality(StrEnum):
 
     @classmethod
     def from_message(cls, number: int) -> Modality:
-        """Return the modality of ``modalmesh.router.v1.Modality`` ``number``; ``UNKNOWN`` for any that we don't know."""
+        """Return the modality of a ``modalmesh.router.v1.Modality``; ``UNKNOWN`` for any that we don't know."""
         return _BY_NUMBER.get(number, cls.UNKNOWN)
 
 

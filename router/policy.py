@@ -24,7 +24,7 @@ TYPE_URL = "type.googleapis.com/modalmesh.router.v1.SemanticPolicy"
 
 DEFAULT_TOP_K = 3
 
-# Unit vectors that went through float32 and decimal text are off by less than 1e-6; anything farther was not normalised.
+# A unit vector that went through float32 is off by less than 1e-6; one that is farther off was never normalised.
 _LENGTH_TOLERANCE = 1e-3
 
 _ENCODED = (Modality.TEXT, Modality.IMAGE)
@@ -146,7 +146,7 @@ def check_encoder(policy: Policy, fingerprint: str, dimension: int) -> None:
     """
     if policy.fingerprint != fingerprint:
         raise EncoderMismatchError(
-            f"policy {policy.name!r} was computed with encoder {policy.fingerprint}, but encoder {fingerprint} runs here",
+            f"policy {policy.name!r} was computed with encoder {policy.fingerprint}, but {fingerprint} runs here",
             hint="give control plane and encoder process the same encoder.path",
         )
     if policy.dimension != dimension:
