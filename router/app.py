@@ -108,8 +108,8 @@ async def watch_encoder(client: EncoderClient, store: PolicyStore, subscription:
         identity = (described.fingerprint, described.dimension)
         if identity != store.encoder:
             log.info("encoder found", name=described.name, fingerprint=described.fingerprint)
-            for error in store.encoder_is(*identity):
-                log.error("policy does not fit the encoder: its requests take default routes", error=str(error))
+            for misfit in store.encoder_is(*identity):
+                log.error("policy does not fit the encoder: its requests take default routes", error=str(misfit))
             if store.refused_for_encoder:
                 subscription.ask_again()
         await asyncio.sleep(_ASK_AGAIN)
