@@ -100,7 +100,9 @@ def infer(model: str = "auto", text: bytes = b"hello") -> bytes:
 def told(reply: ext_proc.ProcessingResponse) -> tuple[str, str]:
     """The reason, and the cluster that the header names."""
     options = reply.request_body.response.header_mutation.set_headers
-    return str(MessageToDict(reply.dynamic_metadata)["modalmesh"]["reason"]), options[0].header.raw_value.decode() if options else ""
+    return str(MessageToDict(reply.dynamic_metadata)["modalmesh"]["reason"]), options[
+        0
+    ].header.raw_value.decode() if options else ""
 
 
 def counted(reason: str, modality: str) -> float:
