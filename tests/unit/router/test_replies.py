@@ -47,10 +47,11 @@ def test_an_answer_sets_cluster_body_and_metadata(policy_message: Callable[..., 
     assert not answer_body(answer, Head(), router_us=7).request_body.response.header_mutation.remove_headers
 
 
-def test_what_passes_is_not_touched() -> None:
+def test_what_passes_keeps_its_body_and_loses_a_forged_destination() -> None:
     reply = answer_body(Answer(pass_on(Reason.NO_POLICY)), Head(has_content_length=True), router_us=7)
-    assert reply.WhichOneof("response") == "request_body"
-    assert reply.request_body.response == ext_proc.CommonResponse()
+    assert reply.request_body.response == ext_proc.CommonResponse(
+        header_mutation=ext_proc.HeaderMutation(remove_headers=["x-modalmesh-cluster"]), clear_route_cache=True
+    )
     assert MessageToDict(reply.dynamic_metadata)["modalmesh"]["reason"] == "no_policy"
 
 
