@@ -5,10 +5,13 @@ All problems are collected: who mends a directory wants to see them in one run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from controlplane import kinds
 from controlplane.directory import Source
+from controlplane.documents import Document
 from controlplane.errors import EmptySourceError
 from controlplane.kinds.semantic_route import SemanticRoute
 from controlplane.kinds.service_discovery import ServiceDiscovery
@@ -21,6 +24,8 @@ from controlplane.model import Mesh
 from modalmesh.base.errors import DocumentError, Where
 
 __all__ = ["Merged", "merge"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +50,9 @@ def merge(source: Source) -> Merged:
         else:
             problems.extend(result)
     context = Context(problems, partial=bool(problems))
-    services = merge_services(
-        context, [(r.document, r.content) for r in read if isinstance(r.content, ServiceDiscovery)]
-    )
-    routes = merge_routes(context, [(r.document, r.content) for r in read if isinstance(r.content, VirtualService)])
-    semantic_routes = merge_semantic_routes(
-        context, [(r.document, r.content) for r in read if isinstance(r.content, SemanticRoute)], routes
-    )
+    services = merge_services(context, _of(read, ServiceDiscovery))
+    routes = merge_routes(context, _of(read, VirtualService))
+    semantic_routes = merge_semantic_routes(context, _of(read, SemanticRoute), routes)
     if not problems and not services:
         problems.append(
             EmptySourceError("no document names a service", hint="add a service-discovery.yaml with «services:»")
@@ -59,3 +60,7 @@ def merge(source: Source) -> Merged:
     if problems:
         return Merged(None, tuple(sorted(problems, key=lambda problem: (problem.where or Where(""), problem.what))))
     return Merged(Mesh(services, routes, semantic_routes), ())
+
+
+def _of(read: Iterable[kinds.Read], kind: type[T]) -> list[tuple[Document, T]]:
+    return [(item.document, item.content) for item in read if isinstance(item.content, kind)]
