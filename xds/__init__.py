@@ -1,1 +1,1 @@
-"""."""
+"""How configuration travels: snapshots in, acknowledged xDS resources out; see README.md."""

@@ -1,0 +1,120 @@
+"""From responses to the bytes of DATA frames, made once per distinct response and shared by all clients.
+
+Under content-encoding zstd each message is one independent zstd frame around the gRPC prefix and the message, so that
+no client needs a compression context of its own (a streaming one costs 1.3–2.4 MB) and all can share the bytes.
+
+Envoy's decompressor takes what grows more than a hundredfold *within one DATA frame* for a bomb and silently drops the
+rest of the DATA frame; it has no setting for zstd. So what each DATA frame of a message grows to is checked here; where
+it is too much, the message is cut into several zstd frames (concatenated ones are allowed), each in DATA frames
+of its own: a piece of a kilobyte can't be shrunk a hundredfold.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Literal
+
+import zstandard
+
+from xds.grpc_wire import prefixed
+from xds.pb.envoy.service.discovery.v3 import discovery_pb2
+from xds.pushes import Response
+
+__all__ = ["CHUNK", "MAX_GROWTH", "Encoding", "Frames", "encode", "plain_chunks", "zstd_chunks"]
+
+Encoding = Literal["identity", "zstd"]
+
+CHUNK: Final = 16_384
+"""Longest DATA frame that every HTTP/2 peer accepts (RFC 9113 §6.5.2, SETTINGS_MAX_FRAME_SIZE)."""
+
+MAX_GROWTH: Final = 80
+"""A margin below Envoy's 100."""
+
+_SMALLEST_PIECE: Final = 1024
+"""A zstd frame around 1024 equal bytes has 18 bytes: growth 57."""
+
+_BUDGET: Final = 64 * 1024 * 1024
+"""Bytes kept for sharing. More only means that a message is encoded again for a client that comes late."""
+
+
+def encode(response: Response) -> bytes:
+    """Return the serialised DeltaDiscoveryResponse; its resources were serialised when they were made."""
+    head = discovery_pb2.DeltaDiscoveryResponse(
+        system_version_info=response.version,
+        type_url=response.type_url,
+        nonce=response.nonce,
+        removed_resources=response.removed,
+    )
+    # Fields of a protobuf message may stand in any order and be concatenated.
+    return b"".join((head.SerializeToString(), *(resource.wire for resource in response.resources)))
+
+
+def plain_chunks(data: bytes) -> tuple[bytes, ...]:
+    """Cut into pieces of equal length, each at most ``CHUNK`` bytes: a short last one would grow most."""
+    count = max(1, -(-len(data) // CHUNK))
+    step = -(-len(data) // count)
+    return tuple(data[start : start + step] for start in range(0, len(data), step)) or (b"",)
+
+
+def zstd_chunks(data: bytes, compress: Callable[[bytes], bytes]) -> tuple[bytes, ...]:
+    """Compress into one zstd frame, or several where one would look like a bomb; each item is one DATA frame."""
+    chunks = plain_chunks(compress(data))
+    if len(data) <= _SMALLEST_PIECE or _is_safe(data, chunks):
+        return chunks
+    middle = len(data) // 2
+    return zstd_chunks(data[:middle], compress) + zstd_chunks(data[middle:], compress)
+
+
+def _is_safe(data: bytes, chunks: tuple[bytes, ...]) -> bool:
+    if len(chunks) == 1:
+        return len(data) <= MAX_GROWTH * len(chunks[0])
+    # zstd gives out whole blocks, so growth is uneven: what each DATA frame gives has to be tried.
+    decompressor = zstandard.ZstdDecompressor().decompressobj()
+    return all(len(decompressor.decompress(chunk)) <= MAX_GROWTH * len(chunk) for chunk in chunks)
+
+
+class Frames:
+    """Encodes responses; remembers what it made, up to a number of bytes.
+
+    Args:
+        level: zstd level, 1–19.
+        budget: Bytes to remember.
+    """
+
+    def __init__(self, level: int, budget: int = _BUDGET) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=level)
+        self._budget = budget
+        self._size = 0
+        self._made: OrderedDict[tuple[int, str], tuple[bytes, ...]] = OrderedDict()
+
+    def chunks(self, response: Response, encoding: Encoding) -> tuple[bytes, ...]:
+        """Return the DATA frames of a response: the same objects for every client."""
+        make = self._zstd if encoding == "zstd" else self._identity
+        return self._once((response.number, encoding), lambda: make(response))
+
+    def message_length(self, response: Response) -> int:
+        """Return the length of prefix and message before compression."""
+        return len(self._message(response))
+
+    def _message(self, response: Response) -> bytes:
+        return self._once((response.number, "message"), lambda: (prefixed(encode(response)),))[0]
+
+    def _identity(self, response: Response) -> tuple[bytes, ...]:
+        return plain_chunks(self._message(response))
+
+    def _zstd(self, response: Response) -> tuple[bytes, ...]:
+        return zstd_chunks(self._message(response), self._compressor.compress)
+
+    def _once(self, key: tuple[int, str], make: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...]:
+        known = self._made.get(key)
+        if known is not None:
+            self._made.move_to_end(key)
+            return known
+        made = make()
+        self._made[key] = made
+        self._size += sum(map(len, made))
+        while self._size > self._budget and len(self._made) > 1:
+            _, dropped = self._made.popitem(last=False)
+            self._size -= sum(map(len, dropped))
+        return made
