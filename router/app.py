@@ -1,0 +1,166 @@
+"""The router process: policies come over ADS, requests from Envoy, vectors from the encoder process.
+
+The order of start-up is free: until policies are there requests pass unchanged, until the encoder is there they take
+their default routes. Which encoder runs is asked for again and again, because it may be restarted with another model;
+policies whose vectors come from a different one are refused (NACK) as long as that is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+
+from xds.client import AdsClient, Update
+
+from modalmesh.base import metrics
+from modalmesh.base.errors import EncoderError, ModalMeshError
+from modalmesh.base.logging import configure, get_logger
+from modalmesh.base.settings import Settings
+from router.encoder.client import EncoderClient
+from router.extproc import ExternalProcessor, ExtProcServer
+from router.policy import TYPE_URL
+from router.store import PolicyStore
+from router.telemetry import POLICIES, POLICY_UPDATES
+from xds.pb.envoy.config.core.v3 import base_pb2
+
+__all__ = ["Subscription", "node", "run", "serve", "watch_encoder"]
+
+log = get_logger()
+
+_ASK_AGAIN = 5.0  # seconds between two questions which encoder runs
+_ASK_AGAIN_SOON = 0.5  # while none answers
+_DESCRIBE_TIMEOUT = 2.0
+
+
+def node(settings: Settings) -> base_pb2.Node:
+    """Return the xDS node of this router; its role selects what it is sent."""
+    result = base_pb2.Node(id=settings.router.node_id, user_agent_name="modalmesh-router")
+    result.metadata.update({"role": "router"})
+    return result
+
+
+class Subscription:
+    """Keeps a store up to date from the control plane.
+
+    Args:
+        store: Takes the updates.
+        address: The control plane.
+        identity: Who asks.
+    """
+
+    def __init__(self, store: PolicyStore, address: str, identity: base_pb2.Node) -> None:
+        self._store = store
+        self._address = address
+        self._node = identity
+        self._replace = False
+        self._again = asyncio.Event()
+
+    def take(self, update: Update) -> None:
+        """Apply an update as a whole.
+
+        Raises:
+            PolicyError: It is refused; the control plane sees the text.
+        """
+        try:
+            self._store.apply(update.changed, update.removed, replace=self._replace)
+        except ModalMeshError as error:
+            POLICY_UPDATES.labels("refused").inc()
+            log.warning("policies refused, the last good ones stay", error=str(error))
+            raise
+        self._replace = False
+        POLICY_UPDATES.labels("accepted").inc()
+        POLICIES.set(len(self._store.current.policies))
+        log.info("policies in force", policies=[policy.name for policy in self._store.current.policies])
+
+    def ask_again(self) -> None:
+        """Have everything sent anew: what was refused before may fit now, and a server doesn't repeat itself."""
+        self._again.set()
+
+    async def run(self) -> None:
+        """Follow the control plane until cancelled."""
+        while True:
+            client = AdsClient(self._address, self._node, {TYPE_URL: self.take})
+            following = asyncio.create_task(client.run())
+            asked = asyncio.create_task(self._again.wait())
+            try:
+                done, _ = await asyncio.wait({following, asked}, return_when=asyncio.FIRST_COMPLETED)
+                if following in done:
+                    following.result()  # it only ends by an error
+            finally:
+                for task in (following, asked):
+                    task.cancel()
+                await asyncio.gather(following, asked, return_exceptions=True)
+            self._again.clear()
+            # The first response of a new stream is everything; what it lacks is gone.
+            self._replace = True
+
+
+async def watch_encoder(client: EncoderClient, store: PolicyStore, subscription: Subscription) -> None:
+    """Keep the store informed which encoder runs, until cancelled."""
+    while True:
+        try:
+            described = await client.describe(_DESCRIBE_TIMEOUT)
+        except EncoderError as error:
+            log.debug("encoder not reached", error=str(error))
+            await asyncio.sleep(_ASK_AGAIN if store.encoder else _ASK_AGAIN_SOON)
+            continue
+        identity = (described.fingerprint, described.dimension)
+        if identity != store.encoder:
+            log.info("encoder found", name=described.name, fingerprint=described.fingerprint)
+            for error in store.encoder_is(*identity):
+                log.error("policy does not fit the encoder: its requests take default routes", error=str(error))
+            if store.refused_for_encoder:
+                subscription.ask_again()
+        await asyncio.sleep(_ASK_AGAIN)
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Run the router until ``stop`` is set.
+
+    Raises:
+        MachineError: The socket or the metrics port can't be had.
+    """
+    metrics.serve(settings.metrics.router)
+    store = PolicyStore()
+    encoder = EncoderClient(settings.encoder_socket)
+    processor = ExternalProcessor(lambda: store.current, encoder, encoder_timeout_ms=settings.router.encoder_timeout_ms)
+    server = ExtProcServer(settings.router_socket, processor)
+    subscription = Subscription(store, settings.xds.listen, node(settings))
+    await server.start()
+    log.info("router listens", socket=str(settings.router_socket), control_plane=settings.xds.listen)
+    background = [
+        asyncio.create_task(subscription.run()),
+        asyncio.create_task(watch_encoder(encoder, store, subscription)),
+    ]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait({*background, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # a background task only ends by an error: better restarted than half alive
+    finally:
+        for task in (*background, stopped):
+            task.cancel()
+        await asyncio.gather(*background, stopped, return_exceptions=True)
+        await server.close()
+        await encoder.close()
+        log.info("router stopped")
+
+
+def run(settings: Settings) -> None:
+    """Run the router until SIGTERM or SIGINT.
+
+    Raises:
+        MachineError: The socket or the metrics port can't be had.
+    """
+    configure(settings.log, "router")
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await serve(settings, stop)
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main())
