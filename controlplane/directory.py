@@ -16,12 +16,12 @@ from controlplane.documents import MAX_BYTES, Document, parse
 from controlplane.errors import UnreadableError
 from modalmesh.base.errors import DocumentError, Where
 
-__all__ = ["MAX_FILES", "Source", "read", "signature"]
+__all__ = ["MAX_FILES", "SUFFIXES", "Source", "read", "signature"]
 
 MAX_FILES = 10_000
 """In one directory, all its folders together."""
 
-_SUFFIXES = (".yaml", ".yml")
+SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ def _files(directory: Path, problems: list[DocumentError]) -> Iterator[Path]:
                 pending.extend(inside)
                 continue
         except OSError as error:
-            if path == directory or path.suffix in _SUFFIXES or path.is_dir():
+            if path == directory or path.suffix in SUFFIXES or path.is_dir():
                 hint = "name a directory that exists" if path == directory else ""
                 problems.append(UnreadableError(f"can't be read: {error.strerror}", hint=hint, where=Where(str(path))))
             continue
         if path == directory:
             problems.append(UnreadableError("not a directory", where=Where(str(path))))
-        elif path.suffix in _SUFFIXES:
+        elif path.suffix in SUFFIXES:
             found += 1
             if found > MAX_FILES:
                 problems.append(UnreadableError(f"more than {MAX_FILES} files", where=Where(str(directory))))

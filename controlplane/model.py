@@ -105,6 +105,7 @@ class SemanticService:
     model: str
     modalities: tuple[Modality, ...]
     description: str
+    where: Where | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ def _services(context: Context, document: Document, content: SemanticRouteDocume
             what = f"the service's model is called {entry.model!r}, by which clients leave the choice to the router"
             where = document.where((*path, "model"))
             context.note(ConflictError(what, hint="rename one of them («spec.model» names the other)", where=where))
-        yield SemanticService(entry.service, entry.model, tuple(sorted(entry.modalities)), entry.description)
+        described = document.where((*path, "description"))
+        yield SemanticService(entry.service, entry.model, tuple(sorted(entry.modalities)), entry.description, described)
 
 
 def _check_defaults(context: Context, document: Document, content: SemanticRouteDocument) -> None:
