@@ -69,6 +69,9 @@ class DeltaStream:
         self._opened = now
         self._resumed = False
         self._types: dict[str, Subscription] = {}
+        # By type, as long as that is not asked for. A client that comes back says what it holds of each type before it
+        # knows that what waits for it has changed.
+        self._awaited: dict[str, set[str]] = {}
 
     @property
     def types(self) -> Mapping[str, Subscription]:
@@ -156,6 +159,7 @@ class DeltaStream:
             initial_versions=request.initial_resource_versions,
         )
         subscription.unsubscribe(request.resource_names_unsubscribe)
+        subscription.note_awaited(self._awaited.pop(request.type_url, set()))
         if self._snapshot is not None:
             subscription.note_everything(self._snapshot, request.type_url)
         self._resumed = self._resumed or bool(request.initial_resource_versions)
@@ -218,11 +222,14 @@ class DeltaStream:
 
     def _note_awaited(self, response: Response) -> None:
         """Send along what changed resources warm with, even if that is unchanged [Resource warming]."""
-        awaited = self._types.get(WAITS_FOR.get(response.type_url, ""))
-        if awaited is not None:
-            for resource in response.resources:
-                for name in awaited_names(resource):
-                    awaited.note_awaited(name)
+        type_url = WAITS_FOR.get(response.type_url)
+        if type_url is None:
+            return
+        names = {name for resource in response.resources for name in awaited_names(resource)}
+        if type_url in self._types:
+            self._types[type_url].note_awaited(names)
+        else:
+            self._awaited.setdefault(type_url, set()).update(names)
 
     def _waits_for_clusters(self, type_url: str, subscription: Subscription, now: float) -> bool:
         clusters = self._types.get(CLUSTER)

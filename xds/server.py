@@ -220,10 +220,8 @@ def _bound(listen: str) -> socket.socket:
 def _bound_unix(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     try:
-        # A socket file outlives its process; only one that nobody answers may be replaced.
-        if path.is_socket():
-            if _answers(path):
-                raise OSError(errno.EADDRINUSE, "the address is in use")
+        # A socket file outlives its process; only one that nobody answers may be replaced (bind refuses the other).
+        if path.is_socket() and not _answers(path):
             path.unlink(missing_ok=True)
         sock.bind(str(path))
         path.chmod(0o600)  # before listen(): nobody else ever connects

@@ -5,7 +5,7 @@ Why apart from the stream: this is bookkeeping on names; the stream decides when
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -130,10 +130,9 @@ class Subscription:
         there = snapshot.of_type(type_url).keys()
         self.dirty |= there if self.wildcard else there & self.names
 
-    def note_awaited(self, name: str) -> None:
-        """Remember a resource that another one waits for; a client that has not asked for it will ask."""
-        if name in self.names or name in self.held:
-            self.forced.add(name)
+    def note_awaited(self, names: Set[str]) -> None:
+        """Remember resources that others wait for; a client that has not asked for them will ask."""
+        self.forced |= names & (self.names | self.held.keys())
 
     def draft(self, there: Mapping[str, Resource], *, keep_back_removals: bool) -> Draft:
         """Return what there is to tell now."""
