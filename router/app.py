@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import suppress
-
-from xds.client import AdsClient, Update
+from typing import Any
 
 from modalmesh.base import metrics
 from modalmesh.base.errors import EncoderError, ModalMeshError
@@ -22,6 +21,7 @@ from router.extproc import ExternalProcessor, ExtProcServer
 from router.policy import TYPE_URL
 from router.store import PolicyStore
 from router.telemetry import POLICIES, POLICY_UPDATES
+from xds.client import AdsClient, Update
 from xds.pb.envoy.config.core.v3 import base_pb2
 
 __all__ = ["Subscription", "node", "run", "serve", "watch_encoder"]
@@ -51,9 +51,7 @@ class Subscription:
 
     def __init__(self, store: PolicyStore, address: str, identity: base_pb2.Node) -> None:
         self._store = store
-        self._address = address
-        self._node = identity
-        self._replace = False
+        self._client = AdsClient(address, identity, {TYPE_URL: self.take})
         self._again = asyncio.Event()
 
     def take(self, update: Update) -> None:
@@ -63,37 +61,41 @@ class Subscription:
             PolicyError: It is refused; the control plane sees the text.
         """
         try:
-            self._store.apply(update.changed, update.removed, replace=self._replace)
+            self._store.apply(update.changed, update.removed)
         except ModalMeshError as error:
             POLICY_UPDATES.labels("refused").inc()
             log.warning("policies refused, the last good ones stay", error=str(error))
             raise
-        self._replace = False
         POLICY_UPDATES.labels("accepted").inc()
         POLICIES.set(len(self._store.current.policies))
         log.info("policies in force", policies=[policy.name for policy in self._store.current.policies])
 
     def ask_again(self) -> None:
-        """Have everything sent anew: what was refused before may fit now, and a server doesn't repeat itself."""
+        """Have what was refused sent again, since it may fit now: a server doesn't repeat itself on the same stream."""
         self._again.set()
 
     async def run(self) -> None:
         """Follow the control plane until cancelled."""
-        while True:
-            client = AdsClient(self._address, self._node, {TYPE_URL: self.take})
-            following = asyncio.create_task(client.run())
-            asked = asyncio.create_task(self._again.wait())
-            try:
-                done, _ = await asyncio.wait({following, asked}, return_when=asyncio.FIRST_COMPLETED)
-                if following in done:
-                    following.result()  # it only ends by an error
-            finally:
-                for task in (following, asked):
-                    task.cancel()
-                await asyncio.gather(following, asked, return_exceptions=True)
-            self._again.clear()
-            # The first response of a new stream is everything; what it lacks is gone.
-            self._replace = True
+        asked = asyncio.create_task(self._again.wait())
+        following = asyncio.create_task(self._client.run())
+        try:
+            while True:
+                await asyncio.wait({following, asked}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    return following.result()  # it only ends by an error
+                # A new stream names what is held, and gets what is missing.
+                await _end(following)
+                self._again.clear()
+                asked = asyncio.create_task(self._again.wait())
+                following = asyncio.create_task(self._client.run())
+        finally:
+            await _end(following, asked)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def watch_encoder(client: EncoderClient, store: PolicyStore, subscription: Subscription) -> None:
@@ -108,8 +110,8 @@ async def watch_encoder(client: EncoderClient, store: PolicyStore, subscription:
         identity = (described.fingerprint, described.dimension)
         if identity != store.encoder:
             log.info("encoder found", name=described.name, fingerprint=described.fingerprint)
-            for error in store.encoder_is(*identity):
-                log.error("policy does not fit the encoder: its requests take default routes", error=str(error))
+            for misfit in store.encoder_is(*identity):
+                log.error("policy does not fit the encoder: its requests take default routes", error=str(misfit))
             if store.refused_for_encoder:
                 subscription.ask_again()
         await asyncio.sleep(_ASK_AGAIN)
@@ -139,9 +141,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         for task in done:
             task.result()  # a background task only ends by an error: better restarted than half alive
     finally:
-        for task in (*background, stopped):
-            task.cancel()
-        await asyncio.gather(*background, stopped, return_exceptions=True)
+        await _end(*background, stopped)
         await server.close()
         await encoder.close()
         log.info("router stopped")

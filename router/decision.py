@@ -76,8 +76,8 @@ TEXTS = {
     Reason.ENCODER_MISMATCH: "the policy was computed with another encoder: default route",
     Reason.ENCODER_REFUSED: "the encoder can't read the content: default route",
     Reason.MALFORMED: "the body is no single, readable ModelInferRequest: passed unchanged",
-    Reason.OVERLOADED: "the router has too much to do: passed unchanged",
-    Reason.INTERNAL_ERROR: "the router failed: passed unchanged",
+    Reason.OVERLOADED: "the router has too much to do: default route",
+    Reason.INTERNAL_ERROR: "the router failed: default route if it got that far",
 }
 """Each reason as a sentence for people."""
 

@@ -37,7 +37,8 @@ log = get_logger()
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 MOST_REQUESTS = 512
-"""Requests open at once; more pass unchanged. Each may hold a picture of 16 MiB, hence the next limit too."""
+"""Requests open at once; more take default routes without the encoder. Each may hold a picture of 16 MiB, hence the
+next limit too."""
 
 MOST_WAITING_BYTES = 512 * 1024 * 1024
 """Bytes of bodies that wait for the encoder."""
@@ -141,36 +142,36 @@ class ExternalProcessor:
         began = self._clock()
         answer: Answer
         try:
-            if overloaded:
-                answer = Answer(pass_on(Reason.OVERLOADED), detail=f"{self.open_requests} requests are open")
-            elif not body.end_of_stream:
-                # Envoy is configured for another body mode than BUFFERED.
-                answer = Answer(pass_on(Reason.MALFORMED), detail="only a part of the body came")
+            if body.end_of_stream:
+                step = await self._classify(head, body.body)
             else:
-                content = body.body
-                if is_compressed(content):
-                    # Unpacking megabytes would keep every other request waiting; zlib lets other threads run.
-                    step = await asyncio.to_thread(classify, self._policies(), head, content)
-                else:
-                    step = classify(self._policies(), head, content)
-                if isinstance(step, Question):
-                    yield wait_longer(envoy_wait_ms(self._timeout_ms))
-                    answer = await self._ask(step)
-                else:
-                    answer = step
+                # Envoy is configured for another body mode than BUFFERED.
+                step = Answer(pass_on(Reason.MALFORMED), detail="only a part of the body came")
+            if isinstance(step, Answer):
+                answer = step
+            elif overloaded:
+                answer = _overloaded(step, f"{self.open_requests} requests are open")
+            else:
+                yield wait_longer(envoy_wait_ms(self._timeout_ms))
+                answer = await self._ask(step)
         except Exception as error:  # whatever it is, the request must go on
-            answer = Answer(pass_on(Reason.INTERNAL_ERROR), detail=f"{type(error).__name__}: {error}")
-            log.debug("the router failed", exc_info=error)
+            answer = Answer(pass_on(Reason.INTERNAL_ERROR), detail=_described(error))
         seconds = self._clock() - began
         self._report(answer, seconds)
         yield answer_body(answer, head, router_us=round(seconds * 1e6))
+
+    async def _classify(self, head: Head, body: bytes) -> Answer | Question:
+        if is_compressed(body):
+            # Unpacking megabytes would keep every other request waiting; zlib lets other threads run.
+            return await asyncio.to_thread(classify, self._policies(), head, body)
+        return classify(self._policies(), head, body)
 
     async def _ask(self, question: Question) -> Answer:
         """Have the content encoded and decide; on failure the modality's default route is taken."""
         policy, content = question.policy, question.content
         size = len(question.message) + len(content.data)
         if self.waiting_bytes + size > self._most_waiting_bytes:
-            return Answer(pass_on(Reason.OVERLOADED), question.request_id, detail="too many bytes wait")
+            return _overloaded(question, f"{self.waiting_bytes} bytes wait for the encoder")
         self.waiting_bytes += size
         detail = ""
         decision: Decision
@@ -178,17 +179,18 @@ class ExternalProcessor:
             # The client keeps the time limit too; this one also holds if it doesn't.
             async with asyncio.timeout(self._timeout_ms / 1000):
                 encoded = await self._encoder.encode([content.data], self._timeout_ms / 1000)
+            if encoded.fingerprint == policy.fingerprint:
+                decision = decide(policy, content.modality, encoded.vectors[0])
+            else:
+                decision = fall_back(policy, content.modality, Reason.ENCODER_MISMATCH)
+                detail = f"policy: {policy.fingerprint}, encoder: {encoded.fingerprint}"
         except ItemError as error:
             decision, detail = fall_back(policy, content.modality, Reason.ENCODER_REFUSED), error.what
         except (EncoderError, TimeoutError) as error:
             decision = fall_back(policy, content.modality, Reason.ENCODER_UNAVAILABLE)
             detail = str(error) or f"no answer in {self._timeout_ms} ms"
-        else:
-            if encoded.fingerprint != policy.fingerprint:
-                decision = fall_back(policy, content.modality, Reason.ENCODER_MISMATCH)
-                detail = f"policy: {policy.fingerprint}, encoder: {encoded.fingerprint}"
-            else:
-                decision = decide(policy, content.modality, encoded.vectors[0])
+        except Exception as error:
+            decision, detail = fall_back(policy, content.modality, Reason.INTERNAL_ERROR), _described(error)
         finally:
             self.waiting_bytes -= size
         return settle(question, decision, detail=detail)
@@ -218,11 +220,22 @@ class ExternalProcessor:
             )
 
 
+def _overloaded(question: Question, detail: str) -> Answer:
+    decision = fall_back(question.policy, question.content.modality, Reason.OVERLOADED)
+    return settle(question, decision, detail=detail)
+
+
+def _described(error: Exception) -> str:
+    """Return an error that nobody expected as a line, and leave its traceback in the log for those who look for it."""
+    log.debug("the router failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
 class ExtProcServer:
     """The processor on a unix socket.
 
     Args:
-        path: The socket; mode 0660.
+        path: The socket, its owner's alone.
         processor: Answers.
     """
 
@@ -261,7 +274,7 @@ class ExtProcServer:
             )
         )
         try:
-            with private_mode():
+            with private_mode(self._path):
                 self._server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as error:
             raise MachineError(f"can't listen on {self._path}: {error}", hint="set runtime_dir") from error

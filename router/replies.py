@@ -78,12 +78,15 @@ def answer_body(answer: Answer, head: Head, *, router_us: int) -> ext_proc.Proce
         dynamic_metadata=to_metadata(answer.decision, request_id=answer.request_id, router_us=router_us)
     )
     common = reply.request_body.response
-    common.SetInParent()
-    if answer.decision.service:
+    # Clears the route that Envoy has picked already, whatever the decision: it may be a forged header's, which a filter
+    # before this one has removed too late. Envoy clears it only if a header changes, hence the removal.
+    common.clear_route_cache = True
+    if not answer.decision.service:
+        common.header_mutation.remove_headers.append(CLUSTER_HEADER)
+    else:
         option = common.header_mutation.set_headers.add(append_action=_OVERWRITE)
         option.header.key = CLUSTER_HEADER
         option.header.raw_value = answer.decision.cluster.encode()
-        common.clear_route_cache = True
     if answer.body is not None:
         common.body_mutation.body = answer.body
         if head.has_content_length:

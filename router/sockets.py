@@ -13,9 +13,9 @@ from modalmesh.base.errors import MachineError
 
 __all__ = ["claim", "private_mode"]
 
-# Owner and group: an Envoy that runs as another user is given the runtime directory's group. Everybody else must not
-# reach the socket, since whoever can connect reads nothing but may keep the router busy.
-_UMASK = 0o117
+# Whoever can connect may ask where requests would go, and keep the router busy.
+_OWNER_ONLY = 0o177
+_OWNER_AND_GROUP = 0o117
 
 
 def claim(path: Path) -> None:
@@ -42,9 +42,14 @@ def claim(path: Path) -> None:
 
 
 @contextmanager
-def private_mode() -> Iterator[None]:
-    """Let sockets bound inside have mode 0660. The mask belongs to the process: for start-up only."""
-    before = os.umask(_UMASK)
+def private_mode(path: Path) -> Iterator[None]:
+    """Let a socket bound inside be its owner's alone (0600), or its group's too (0660) in a setgid directory.
+
+    The latter is how an operator lets an Envoy in that runs as another user. The mask belongs to the process: for
+    start-up only.
+    """
+    shared = path.parent.stat().st_mode & stat.S_ISGID
+    before = os.umask(_OWNER_AND_GROUP if shared else _OWNER_ONLY)
     try:
         yield
     finally:

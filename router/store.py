@@ -29,19 +29,18 @@ class PolicyStore:
         """Fingerprint and dimension of the encoder, None while it is not known."""
         return self._encoder
 
-    def apply(self, changed: Mapping[str, bytes], removed: Iterable[str] = (), *, replace: bool = False) -> None:
+    def apply(self, changed: Mapping[str, bytes], removed: Iterable[str] = ()) -> None:
         """Take an update as a whole, or refuse it as a whole.
 
         Args:
             changed: Serialised SemanticPolicy messages by resource name.
             removed: Names that are no more.
-            replace: The update is all there is; drop what it doesn't name.
 
         Raises:
             PolicyError: A policy can't be used, or was computed with another encoder; what is in force stays.
         """
         gone = frozenset(removed)
-        kept = {} if replace else {name: policy for name, policy in self._by_name.items() if name not in gone}
+        kept = {name: policy for name, policy in self._by_name.items() if name not in gone}
         fresh = {name: parse(name, body) for name, body in changed.items()}
         if self._encoder:
             try:

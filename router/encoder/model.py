@@ -189,7 +189,12 @@ class DualEncoder:
     def _probe(self, files: EncoderFiles) -> int:
         """Run both towers once: only a run shows that shapes fit. The first real request is then no slower either."""
         image = self._image_vector(np.zeros(self._preprocessing.shape, np.float32))
-        text = self._text_vector(self._tokens.ids("a photo"))
+        try:
+            text = self._text_vector(self._tokens.ids("a photo"))
+        except ItemError as error:
+            raise EncoderModelError(
+                f"{files.text.tokenizer} does not know the words «a photo»: {error.what}"
+            ) from error
         for model, vector in ((files.vision_model, image), (files.text.model, text)):
             if vector.ndim != 1:
                 raise EncoderModelError(f"{model}: not one vector an item but {vector.shape}", hint=_EXPORT_HINT)

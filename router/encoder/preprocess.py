@@ -36,8 +36,9 @@ _MAX_ASPECT = 200
 # pictures at 1000, 2000 and 4000 pixels: at least 0.9987, or 0.9937 with a margin of 1.
 _DRAFT_MARGIN = 2
 
-# Our own limit is stricter, or set on purpose to be wider.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Pillow warns of large pictures, where our own limit decides, and of damaged EXIF data, which says nothing of the
+# pixels: a stranger must not be able to write into our log.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 # EXIF 2.32, tag Orientation: what brings the stored picture upright; 1 is upright.
 _ORIENTATION = 0x0112

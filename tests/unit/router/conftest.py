@@ -41,7 +41,7 @@ def build(**changes: object) -> Message:
         defaults=[policy_pb2.DefaultRoute(modality=policy_pb2.TEXT, service_id="d")],
     )
     for field, value in changes.items():
-        message.ClearField(field)  # type: ignore[arg-type]
+        message.ClearField(field)
         message.MergeFrom(Message(**{field: value}))  # type: ignore[arg-type]
     return message
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -153,8 +154,7 @@ def test_every_reason_has_a_text() -> None:
 
 def test_metadata(policy: Policy) -> None:
     decision = decide(policy, Modality.TEXT, vector(0.6, 0.8, 0, 0))
-    fields = to_metadata(decision, request_id="r7", router_us=1234)["modalmesh"]
-    assert dict(fields) | {"candidates": [dict(item) for item in fields["candidates"]]} == {
+    assert MessageToDict(to_metadata(decision, request_id="r7", router_us=1234))["modalmesh"] == {
         "service": "b",
         "model": "model-b",
         "modality": "text",
@@ -170,7 +170,7 @@ def test_metadata(policy: Policy) -> None:
         "request_id": "r7",
         "router_us": 1234,
     }
-    assert dict(to_metadata(pass_on(Reason.NO_POLICY), request_id="", router_us=1)["modalmesh"]) == {
+    assert MessageToDict(to_metadata(pass_on(Reason.NO_POLICY), request_id="", router_us=1))["modalmesh"] == {
         "reason": "no_policy",
         "modality": "unknown",
         "router_us": 1,

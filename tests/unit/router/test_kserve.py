@@ -242,7 +242,7 @@ def test_a_cut_tensor_is_refused(content: bytes) -> None:
 
 
 def test_views_are_not_copies() -> None:
-    data = bytearray(request(("FP32", bytes(1000))).SerializeToString())
+    data = request(("FP32", bytes(1000))).SerializeToString()
     view = read(data).inputs[0].raw
     assert view is not None
     assert view.obj is data

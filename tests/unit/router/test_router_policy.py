@@ -44,7 +44,7 @@ def test_a_named_model_finds_its_service(policy_message: Build) -> None:
 
 def service(message: policy_pb2.SemanticPolicy, **changes: Any) -> None:
     for field, value in changes.items():
-        message.services[1].ClearField(field)  # type: ignore[arg-type]
+        message.services[1].ClearField(field)
         message.services[1].MergeFrom(policy_pb2.SemanticService(**{field: value}))
 
 
