@@ -132,7 +132,7 @@ def start(
         *("--config-path", str(path)),
         *("--concurrency", str(settings.envoy.concurrency)),
         *("--log-level", log_level),
-        # Each Envoy on a machine would need a base id of its own; restarts go over xDS clients that keep what they have.
+        # With it, each Envoy of a machine would need a base id of its own.
         "--disable-hot-restart",
         # By default up to 10 s pass before a line of the access log is written.
         *("--file-flush-interval-msec", "200"),

@@ -81,10 +81,12 @@ class Embedder:
                 self._fingerprint, known, missing = made.fingerprint, {}, wanted
                 made = self._made(wanted)
             if made.fingerprint != self._fingerprint:
-                raise EncoderError("the encoder's files change while it is used", hint="try again when they are in place")
-            for text, vector in zip(missing, made.vectors, strict=True):
-                known[text] = tuple(vector)
-                self._store(text, vector)
+                raise EncoderError(
+                    "the encoder's files change while it is used", hint="try again when they are in place"
+                )
+            for text, values in zip(missing, made.vectors, strict=True):
+                known[text] = tuple(values)
+                self._store(text, values)
         self._known = known
         return Vectors(self._fingerprint, len(next(iter(known.values()), ())), known)
 

@@ -22,7 +22,6 @@ from xds.pb.envoy.config.cluster.v3 import cluster_pb2
 from xds.pb.envoy.config.core.v3 import address_pb2, health_check_pb2
 from xds.pb.envoy.extensions.access_loggers.file.v3 import file_pb2 as _file  # noqa: F401
 from xds.pb.envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2 as _ext_proc  # noqa: F401
-from xds.pb.envoy.extensions.filters.http.header_mutation.v3 import header_mutation_pb2 as _header_mutation  # noqa: F401
 from xds.pb.envoy.extensions.filters.http.router.v3 import router_pb2 as _router  # noqa: F401
 from xds.pb.envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2
 from xds.pb.envoy.extensions.transport_sockets.tls.v3 import tls_pb2
@@ -36,6 +35,7 @@ _NO_PROTOCOL: Final = frozenset(
     {
         "envoy.extensions.compression.zstd.decompressor.v3.Zstd",
         "envoy.extensions.filters.http.decompressor.v3.Decompressor",
+        "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
         "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
     }
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -73,7 +73,7 @@ def embedder_of(settings: Settings) -> Embedder:
     def fingerprint() -> str:
         return files.find(settings.encoder.path).fingerprint
 
-    def embed(texts: list[str]) -> Embeddings:
+    def embed(texts: Sequence[str]) -> Embeddings:
         return embed_texts(texts, settings=settings.encoder, timeout=_EMBED_TIMEOUT)
 
     return Embedder(settings.state_dir / "embeddings", fingerprint=fingerprint, embed=embed)

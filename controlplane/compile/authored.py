@@ -52,6 +52,7 @@ def filter_chain(
     routes: hcm.Rds | RouteConfiguration,
     http2: core.Http2ProtocolOptions,
     stream_idle_timeout: timedelta,
+    early_mutations: Sequence[core.TypedExtensionConfig] = (),
     access_log: Sequence[AccessLog] = (),
     edge: bool = False,
 ) -> listener.FilterChain:
@@ -63,6 +64,7 @@ def filter_chain(
         routes: By name over xDS, or inline.
         http2: Windows and limits.
         stream_idle_timeout: Of a stream on which nothing happens; 0: none.
+        early_mutations: Of headers, before a route is looked for.
         access_log: Where requests are logged.
         edge: Clients are not trusted: their address is the connection's, headers that steer Envoy are removed, paths
             are normalised before they are matched.
@@ -77,6 +79,7 @@ def filter_chain(
         http_filters=[*filters, http_filter("envoy.filters.http.router", Router())],
         stream_idle_timeout=stream_idle_timeout,
         request_headers_timeout=timedelta(seconds=10),
+        early_header_mutation_extensions=list(early_mutations),
         access_log=list(access_log),
         use_remote_address=True if edge else None,
         normalize_path=True if edge else None,

@@ -13,8 +13,8 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.listener.v3 import Listener
 from envoy_data_plane.envoy.extensions.access_loggers.file.v3 import FileAccessLog
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
-from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation, Mutations
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import Rds
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import HeaderMutation
 from envoy_data_plane.google.protobuf import Any, Struct
 
 from controlplane.compile import authored
@@ -80,19 +80,12 @@ class GatewayOptions:
 
 @functools.lru_cache(maxsize=4)
 def compile_gateway(options: GatewayOptions) -> listener_pb2.Listener:
-    """Return the listener; equal options give the same message, made once.
-
-    The order of the filters: the header by which the router chooses is removed from what clients send before the router
-    could set it.
-    """
-    forged = HeaderMutation(mutations=Mutations(request_mutations=[Mutation(remove=CLUSTER_HEADER)]))
+    """Return the listener; equal options give the same message, made once."""
     chain = authored.filter_chain(
         "gateway",
-        filters=[
-            authored.http_filter("envoy.filters.http.header_mutation", forged),
-            # Routes turn it on (compile/routes.py).
-            authored.http_filter(EXT_PROC, _external_processor(options.router_wait_ms), disabled=True),
-        ],
+        # Routes turn it on (compile/routes.py).
+        filters=[authored.http_filter(EXT_PROC, _external_processor(options.router_wait_ms), disabled=True)],
+        early_mutations=[_without_forged_choice()],
         routes=Rds(config_source=authored.ads(), route_config_name=ROUTE_CONFIGURATION),
         http2=core.Http2ProtocolOptions(
             max_concurrent_streams=_CONCURRENT_STREAMS,
@@ -105,6 +98,18 @@ def compile_gateway(options: GatewayOptions) -> listener_pb2.Listener:
     )
     listener = Listener(name=GATEWAY_LISTENER, address=authored.address(options.listen), filter_chains=[chain])
     return listener_pb2.Listener.FromString(bytes(listener))
+
+
+def _without_forged_choice() -> core.TypedExtensionConfig:
+    """Remove the header by which the router chooses from what clients send.
+
+    Early, before a route is looked for: a filter would remove it too late, when the route that the client asked for is
+    already picked, and a router that is down does not have it picked again.
+    """
+    return core.TypedExtensionConfig(
+        name="envoy.http.early_header_mutation.header_mutation",
+        typed_config=Any.pack(HeaderMutation(mutations=[Mutation(remove=CLUSTER_HEADER)])),
+    )
 
 
 def _external_processor(router_wait_ms: int) -> ext_proc.ExternalProcessor:
