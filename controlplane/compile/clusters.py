@@ -1,0 +1,88 @@
+"""Services → clusters, and the cluster of the router. All of them speak HTTP/2, their health checks too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from controlplane.compile.endpoints import load_assignment, needs_dns
+from controlplane.compile.protobuf import ADS, duration, packed
+from controlplane.model import Service
+from xds.pb.envoy.config.cluster.v3 import cluster_pb2
+from xds.pb.envoy.config.core.v3 import health_check_pb2
+from xds.pb.envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
+
+__all__ = ["ROUTER_CLUSTER", "compile_clusters"]
+
+ROUTER_CLUSTER = "modalmesh-router"
+
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+_CONNECT_TIMEOUT_MS = 1000
+
+# On a socket of the same node: either there or not.
+_ROUTER_CONNECT_TIMEOUT_MS = 250
+
+# A picture goes up without waiting for WINDOW_UPDATE; larger bodies do wait.
+_STREAM_WINDOW = 1 << 20
+_CONNECTION_WINDOW = 16 << 20
+
+
+def compile_clusters(services: Iterable[Service], *, router_socket: Path) -> list[cluster_pb2.Cluster]:
+    """Return a cluster for every service and one for the router, sorted by name."""
+    clusters = [_service(service) for service in services]
+    clusters.append(_router(router_socket))
+    return sorted(clusters, key=lambda cluster: cluster.name)
+
+
+def _service(service: Service) -> cluster_pb2.Cluster:
+    cluster = _cluster(service.name, _CONNECT_TIMEOUT_MS)
+    cluster.lb_policy = cluster_pb2.Cluster.LEAST_REQUEST
+    if needs_dns(service):
+        cluster.type = cluster_pb2.Cluster.STRICT_DNS
+        cluster.dns_lookup_family = cluster_pb2.Cluster.V4_PREFERRED
+        cluster.load_assignment.CopyFrom(load_assignment(service))
+        # One name that can't be resolved must not hold up the start of everything else.
+        cluster.wait_for_warm_on_init.value = False
+    else:
+        cluster.type = cluster_pb2.Cluster.EDS
+        cluster.eds_cluster_config.eds_config.CopyFrom(ADS)
+    if service.protocol == "grpc":
+        cluster.health_checks.append(_grpc_health_check())
+    return cluster
+
+
+def _cluster(name: str, connect_timeout_ms: int) -> cluster_pb2.Cluster:
+    options = http_protocol_options_pb2.HttpProtocolOptions()
+    http2 = options.explicit_http_config.http2_protocol_options
+    http2.initial_stream_window_size.value = _STREAM_WINDOW
+    http2.initial_connection_window_size.value = _CONNECTION_WINDOW
+    cluster = cluster_pb2.Cluster(name=name, connect_timeout=duration(connect_timeout_ms))
+    cluster.typed_extension_protocol_options[_HTTP_OPTIONS].CopyFrom(packed(options))
+    return cluster
+
+
+def _grpc_health_check() -> health_check_pb2.HealthCheck:
+    """Ask ``grpc.health.v1`` for the server as a whole; gRPC health checks are HTTP/2 always.
+
+    The first good answer makes an endpoint well, two bad ones in a row make it unwell. Without traffic Envoy would ask
+    once a minute, too seldom for a backend that has just come up.
+    """
+    return health_check_pb2.HealthCheck(
+        timeout=duration(1000),
+        interval=duration(2000),
+        no_traffic_interval=duration(2000),
+        unhealthy_interval=duration(1000),
+        unhealthy_threshold={"value": 2},
+        healthy_threshold={"value": 1},
+        grpc_health_check=health_check_pb2.HealthCheck.GrpcHealthCheck(),
+    )
+
+
+def _router(socket: Path) -> cluster_pb2.Cluster:
+    cluster = _cluster(ROUTER_CLUSTER, _ROUTER_CONNECT_TIMEOUT_MS)
+    cluster.type = cluster_pb2.Cluster.STATIC
+    cluster.load_assignment.cluster_name = ROUTER_CLUSTER
+    endpoint = cluster.load_assignment.endpoints.add().lb_endpoints.add().endpoint
+    endpoint.address.pipe.path = str(socket)
+    return cluster

@@ -1,0 +1,69 @@
+"""What can be wrong with documents, one code per kind of mistake.
+
+    DocumentError             MM1200
+    ├── UnreadableError       MM1201   the file or the YAML in it can't be read
+    ├── KindError             MM1202   not a kind, or not a version of one, that is read here
+    ├── FieldError            MM1203   a field is missing, unknown, or has no valid value
+    ├── UnknownNameError      MM1204   a name refers to nothing
+    ├── ConflictError         MM1205   two places claim the same thing
+    ├── EmptySourceError      MM1206   there is nothing to serve
+    └── Http1Error            MM1207   what was compiled would allow HTTP/1.1
+
+Functions that check documents return these as values, all of them, so that one run shows every mistake.
+"""
+
+from __future__ import annotations
+
+from modalmesh.base.errors import DocumentError
+
+__all__ = [
+    "ConflictError",
+    "EmptySourceError",
+    "FieldError",
+    "Http1Error",
+    "KindError",
+    "UnknownNameError",
+    "UnreadableError",
+]
+
+
+class UnreadableError(DocumentError):
+    """The file, or the YAML in it, can't be read."""
+
+    code = "MM1201"
+
+
+class KindError(DocumentError):
+    """Not a kind, or not a version of one, that is read here."""
+
+    code = "MM1202"
+
+
+class FieldError(DocumentError):
+    """A field is missing, unknown, or has no valid value."""
+
+    code = "MM1203"
+
+
+class UnknownNameError(DocumentError):
+    """A name refers to nothing."""
+
+    code = "MM1204"
+
+
+class ConflictError(DocumentError):
+    """Two places claim the same thing."""
+
+    code = "MM1205"
+
+
+class EmptySourceError(DocumentError):
+    """There is nothing to serve."""
+
+    code = "MM1206"
+
+
+class Http1Error(DocumentError):
+    """What was compiled would allow HTTP/1.1; it is not published."""
+
+    code = "MM1207"

@@ -1,0 +1,66 @@
+"""Documents → one ``Mesh``, with every reference between them checked.
+
+All problems are collected: who mends a directory wants to see them in one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from controlplane import kinds
+from controlplane.directory import Source
+from controlplane.documents import Document
+from controlplane.errors import EmptySourceError
+from controlplane.kinds.semantic_route import SemanticRoute
+from controlplane.kinds.service_discovery import ServiceDiscovery
+from controlplane.kinds.virtual_service import VirtualService
+from controlplane.merge.context import Context
+from controlplane.merge.routes import merge_routes
+from controlplane.merge.semantic import merge_semantic_routes
+from controlplane.merge.services import merge_services
+from controlplane.model import Mesh
+from modalmesh.base.errors import DocumentError, Where
+
+__all__ = ["Merged", "merge"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A mesh, or what is wrong, sorted by place."""
+
+    mesh: Mesh | None
+    problems: tuple[DocumentError, ...]
+
+
+def merge(source: Source) -> Merged:
+    """Build the mesh that the documents describe.
+
+    The problems of the source count too: a directory of which a part can't be read does not say what its author means.
+    """
+    problems = list(source.problems)
+    read: list[kinds.Read] = []
+    for document in source.documents:
+        result = kinds.read(document)
+        if isinstance(result, kinds.Read):
+            read.append(result)
+        else:
+            problems.extend(result)
+    context = Context(problems, partial=bool(problems))
+    services = merge_services(context, _of(read, ServiceDiscovery))
+    routes = merge_routes(context, _of(read, VirtualService))
+    semantic_routes = merge_semantic_routes(context, _of(read, SemanticRoute), routes)
+    if not problems and not services:
+        problems.append(
+            EmptySourceError("no document names a service", hint="add a service-discovery.yaml with «services:»")
+        )
+    if problems:
+        return Merged(None, tuple(sorted(problems, key=lambda problem: (problem.where or Where(""), problem.what))))
+    return Merged(Mesh(services, routes, semantic_routes), ())
+
+
+def _of(read: Iterable[kinds.Read], kind: type[T]) -> list[tuple[Document, T]]:
+    return [(item.document, item.content) for item in read if isinstance(item.content, kind)]
