@@ -44,7 +44,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The services that take one modality, by service_id, and their description vectors, float32[n, dimension]."""
+    """The described services that take a modality, by service_id, and their vectors, float32[n, dimension]."""
 
     services: tuple[Service, ...]
     matrix: NDArray[np.float32]
@@ -162,16 +162,19 @@ def _checked(name: str, message: policy_pb2.SemanticPolicy) -> Policy:
         raise PolicyError("no encoder: fingerprint and dimension are needed")
     if not message.services:
         raise PolicyError("no services")
-    vectors = {item.service_id: _vector(item, message.encoder.dimension) for item in message.services}
-    if len(vectors) < len(message.services):
+    if len({item.service_id for item in message.services}) < len(message.services):
         raise PolicyError(f"service {_twice(item.service_id for item in message.services)!r} stands there twice")
+    # A service without description is there for those that name its model, or as a default.
+    vectors = {
+        item.service_id: _vector(item, message.encoder.dimension) for item in message.services if item.description
+    }
     services = tuple(
         sorted((_service(item, message.model) for item in message.services), key=lambda service: service.service_id)
     )
     candidates = {
         modality: _candidates(takers, vectors)
         for modality in Modality
-        if (takers := tuple(service for service in services if modality in service.modalities))
+        if (takers := tuple(s for s in services if s.service_id in vectors and modality in s.modalities))
     }
     thresholds = _thresholds(message)
     for modality in _ENCODED:

@@ -31,7 +31,9 @@ class Vectors:
 
 def descriptions(mesh: Mesh) -> tuple[str, ...]:
     """Return the texts that ``compile_policies`` needs vectors of, sorted, each once."""
-    return tuple(sorted({service.description for route in mesh.semantic_routes for service in route.services}))
+    return tuple(
+        sorted({text for route in mesh.semantic_routes for service in route.services if (text := service.description)})
+    )
 
 
 def compile_policies(routes: Iterable[SemanticRoute], vectors: Vectors) -> list[policy_pb2.SemanticPolicy]:
@@ -56,7 +58,7 @@ def _policy(route: SemanticRoute, vectors: Vectors) -> policy_pb2.SemanticPolicy
             model=service.model,
             modalities=[_MODALITY[modality] for modality in service.modalities],
             description=service.description,
-            clip_text_emb=vectors.by_text[service.description],
+            clip_text_emb=vectors.by_text[service.description] if service.description else (),
         )
     for modality, name in route.defaults:
         message.defaults.add(modality=_MODALITY[modality], service_id=name)

@@ -22,7 +22,7 @@ Similarity = Annotated[float, Field(ge=-1, le=1)]
 
 def _description(text: str) -> str:
     if not text.strip():
-        raise ValueError("is empty: requests are compared with it")
+        raise ValueError("is empty: write one that requests can be compared with, or leave the field out")
     return " ".join(text.split())
 
 
@@ -38,7 +38,9 @@ class SemanticServiceEntry(Model):
     service: str
     model: ModelName
     modalities: Annotated[list[Modality], Field(min_length=1), AfterValidator(_distinct)]
-    description: Annotated[str, Field(max_length=8192), AfterValidator(_description)]
+    description: Annotated[str, Field(max_length=8192), AfterValidator(_description)] = ""
+    """What requests are compared with. Without one the service is never the most similar: it serves as a default, or
+    those who name its model."""
 
 
 class SemanticRouteSpec(Model):

@@ -61,13 +61,14 @@ def _services(context: Context, document: Document, content: SemanticRouteDocume
         where = document.where((*path, "service"))
         names.claim(entry.service, None, where)
         context.check_service(entry.service, where)
-        # Nothing would tell the two services apart.
-        descriptions.claim(entry.description, None, document.where((*path, "description")))
+        described = document.where((*path, "description"))
+        if entry.description:
+            # Nothing would tell two services with the same one apart.
+            descriptions.claim(entry.description, None, described)
         if entry.model == content.spec.model:
             what = f"the service's model is called {entry.model!r}, by which clients leave the choice to the router"
             where = document.where((*path, "model"))
             context.note(ConflictError(what, hint="rename one of them («spec.model» names the other)", where=where))
-        described = document.where((*path, "description"))
         yield SemanticService(entry.service, entry.model, tuple(sorted(entry.modalities)), entry.description, described)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -142,10 +141,11 @@ async def _encoder_ready(path: Path) -> bool:
 async def _controlplane_ready(path: Path) -> bool:
     if not path.exists():
         return False
-    with contextlib.suppress(ModalMeshError):
-        await xds_status.fetch_status(path, _PROBE_TIMEOUT)
-        return True
-    return False
+    try:
+        await asyncio.to_thread(xds_status.fetch_status, path, _PROBE_TIMEOUT)
+    except ModalMeshError:
+        return False
+    return True
 
 
 async def _accepts(address: str) -> bool:
