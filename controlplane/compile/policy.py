@@ -31,9 +31,8 @@ class Vectors:
 
 def descriptions(mesh: Mesh) -> tuple[str, ...]:
     """Return the texts that ``compile_policies`` needs vectors of, sorted, each once."""
-    return tuple(
-        sorted({text for route in mesh.semantic_routes for service in route.services if (text := service.description)})
-    )
+    texts = {service.description for route in mesh.semantic_routes for service in route.services}
+    return tuple(sorted(texts - {""}))
 
 
 def compile_policies(routes: Iterable[SemanticRoute], vectors: Vectors) -> list[policy_pb2.SemanticPolicy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
@@ -43,7 +44,8 @@ def run(
     if output == "json":
         report.print_json(outcomes)
     else:
-        report.print_table(outcomes, Console())
+        # In a pipe or a log nobody knows the width; the table needs this much.
+        report.print_table(outcomes, Console() if sys.stdout.isatty() else Console(width=130))
     wrong = sum(not outcome.right for outcome in outcomes)
     if wrong:
         console.print(f"[red]{wrong} of {len(outcomes)} requests did not go where they should.[/red]")

@@ -17,13 +17,13 @@ __all__ = ["print_json", "print_table"]
 def print_table(outcomes: Sequence[Outcome], console: Console) -> None:
     """Print a row for each request, and what went wrong below."""
     table = Table(title="Requests with model “auto”, sent through Envoy", title_justify="left", expand=False)
-    table.add_column("request", overflow="fold", max_width=34)
-    table.add_column("modality")
-    table.add_column("service\nmodel")
-    table.add_column("similarity\nrunner-up")
-    table.add_column("answer", overflow="fold", max_width=26)
-    table.add_column("router\nbackend, ms", justify="right")
-    table.add_column("")
+    table.add_column("request", max_width=36)
+    table.add_column("modality", no_wrap=True)
+    table.add_column("service\nmodel", no_wrap=True)
+    table.add_column("similarity\nrunner-up", no_wrap=True)
+    table.add_column("answer", max_width=22)
+    table.add_column("ms in router\nand backend", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*_row(outcome))
     console.print(table)

@@ -149,8 +149,8 @@ def test_same_top_labels_as_the_whole_picture_resized(running: Running) -> None:
         ratio = 256 / min(image.size)
         image = image.resize((round(image.width * ratio), round(image.height * ratio)), Image.Resampling.BICUBIC)
         left, top = (image.width - 224) // 2, (image.height - 224) // 2
-        pixels = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32)
-        pixels = ((pixels - 127) / 128).transpose(2, 0, 1)[None]
+        crop = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32)
+        pixels = ((crop - 127) / 128).transpose(2, 0, 1)[None].astype(np.float32)
         (expected,) = network.run(["class_probs"], {"pixel_values": pixels})
         answer = running.ask("animal-classifier", "IMAGE", encoded(getattr(skimage.data, name)(), "PNG"))
         assert answer.as_numpy("LABEL")[0, 0].decode() == labels[expected[0].argmax()]
