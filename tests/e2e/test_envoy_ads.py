@@ -62,6 +62,11 @@ class Envoy:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
 
+    def stat(self, name: str) -> int:
+        """Return a counter of the listener that decompresses."""
+        (line,) = self.ask(rf"/stats?filter=^http.xds.decompressor.*{name}$").splitlines()
+        return int(line.rpartition(": ")[2])
+
     def ready(self) -> bool:
         try:
             return self.ask("/ready").strip() == "LIVE"
@@ -244,12 +249,13 @@ def endpoints(name: str, *ports: int) -> Resource:
     return Resource.of(ENDPOINT, name, message)
 
 
-def routes(cluster_name: str) -> Resource:
+def routes(cluster_name: str, *, count: int = 1) -> Resource:
     message = route_pb2.RouteConfiguration(name="mesh")
     host = message.virtual_hosts.add(name="all", domains=["*"])
-    entry = host.routes.add()
-    entry.match.prefix = "/"
-    entry.route.cluster = cluster_name
+    for _ in range(count):
+        entry = host.routes.add()
+        entry.match.prefix = "/"
+        entry.route.cluster = cluster_name
     return Resource.of(ROUTE, "mesh", message)
 
 
@@ -275,6 +281,7 @@ async def test_envoy_takes_everything_and_every_kind_of_change(folder: Path) -> 
         assert all(item.acked_version == item.current_version != "" for item in client.types)
         assert envoy.hosts("a") == {"127.0.0.1:9001"}
         assert envoy.ingress.is_socket()
+        assert envoy.stat("response.decompressed") == 1
 
         # An endpoint changes.
         server.set_snapshot("envoy", Snapshot([start[0], endpoints("a", 9002, 9003), *start[2:]]))
@@ -296,6 +303,14 @@ async def test_envoy_takes_everything_and_every_kind_of_change(folder: Path) -> 
         assert "update_rejected: 0" in await asyncio.to_thread(
             envoy.ask, "/stats?filter=cluster_manager.cds.update_rej"
         )
+
+
+async def test_envoy_takes_no_repetitive_message_for_a_bomb(folder: Path) -> None:
+    # Without care zstd shrinks this 700-fold, and Envoy would drop it without a word.
+    start = (cluster("a"), endpoints("a", 9001), listener(folder / "in.sock"), routes("a", count=20_000))
+    async with serving(folder, *start) as server, running_envoy(folder) as envoy:
+        await until_states(server)
+        assert envoy.stat("zstd_generic_error") == 0
 
 
 async def test_envoy_refuses_a_listener_and_keeps_the_one_it_has(folder: Path) -> None:
