@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xds.client import fetch
 
 from modalmesh.base.errors import UsageError
 from modalmesh.base.settings import Settings
@@ -28,6 +27,7 @@ from router.kserve import LONGEST_TEXT, Content
 from router.limits import LARGEST_UNPACKED
 from router.modality import Modality
 from router.policy import TYPE_URL, Policy, PolicySet, check_encoder, parse
+from xds.client import fetch
 
 __all__ = ["Explanation", "Vector", "encode", "explain", "fetch_policies", "picture", "text", "to_json"]
 
