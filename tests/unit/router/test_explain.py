@@ -164,12 +164,20 @@ async def test_errors_are_one_line(explain: Explain, arguments: list[str], statu
 
 
 @pytest.mark.usefixtures("control_plane")
-async def test_a_picture_that_is_none_is_an_error(explain: Explain, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_process", [False, True])
+async def test_a_picture_that_is_none_is_an_error(
+    explain: Explain, tmp_path: Path, folder: Path, encoder: DualEncoder, with_process: bool
+) -> None:
+    server = EncoderServer(encoder, socket=folder / "encoder.sock", queue=4)
+    if with_process:
+        await server.start()
     broken = tmp_path / "a.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     code, output, errors = await explain("--image", str(broken))
+    await server.close()
     assert (code, output) == (1, "")
-    assert errors.splitlines()[-1].startswith("error: ")
+    assert errors.splitlines()[-1].startswith("error: the picture ")
+    assert "item 0" not in errors
     assert "[MM1503]" in errors
 
 
