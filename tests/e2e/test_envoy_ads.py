@@ -181,7 +181,7 @@ async def running_envoy(folder: Path) -> AsyncIterator[Envoy]:
         process.kill()
         await process.wait()
         log.close()
-        print((folder / "envoy.log").read_text())  # noqa: T201 — shown when a test fails
+        print((folder / "envoy.log").read_text())
 
 
 @contextlib.asynccontextmanager
