@@ -10,6 +10,7 @@ packages=(
     make
     python3
     python3-venv
+    redis-server       # the cache's tests start their own
 )
 
 missing=()

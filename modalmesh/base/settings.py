@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -120,6 +120,28 @@ class Router(Section):
     encoder_timeout_ms: Annotated[int, Field(ge=1, le=60_000)] = 2000
 
 
+class Cache(Section):
+    """The answer cache of a node's routers."""
+
+    directory: Path | None = None
+    """Common to all routers of a node; default: ``STATE_DIR/cache``."""
+    memory_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    """For each router process."""
+    disk_mb: Annotated[int, Field(ge=0, le=1 << 24)] = 4096
+    """For the node; 0: nothing is kept on disk."""
+    shared: Address | None = None
+    """Redis or Valkey, common to all nodes; default: none."""
+    shared_username: str | None = None
+    shared_password: SecretStr | None = None
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "default"
+    """Several meshes may share a server."""
+    max_stale_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """How long an answer is served that the shared tier can't confirm."""
+    misses_per_second: Annotated[float, Field(ge=0)] = 0.0
+    """Never-seen requests a second for each tenant; 0: no limit."""
+    miss_burst: Annotated[int, Field(ge=1)] = 200
+
+
 class Triton(Section):
     """The quickstart's backend."""
 
@@ -170,6 +192,7 @@ class Settings(BaseSettings):
     envoy: Envoy = Envoy()
     encoder: Encoder = Encoder()
     router: Router = Router()
+    cache: Cache = Cache()
     triton: Triton = Triton()
     metrics: Metrics = Metrics()
 
