@@ -16,7 +16,7 @@ import contextlib
 import shutil
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,24 +137,49 @@ class DiskLevel:
             self.dropped += 1
             return False
         with self._mutex:
-            for room in (
-                self.capacity - charge,
-                self.capacity // 2 - charge,
-            ):  # again, with more room, if the map is full
+            for relieve in (self._halve, self._drop_all, None):
                 try:
-                    with self._env.begin(write=True) as transaction:
-                        self._remove(transaction, key)
-                        self._make_room(transaction, max(0, room))
-                        transaction.put(key, data, db=self._values)
-                        self._enqueue(transaction, key, charge)
-                        _add(transaction, self._counts, charge)
+                    self._put(key, data, charge)
                 except lmdb.MapFullError:
-                    continue
+                    if relieve and self._relieved(relieve):
+                        continue
                 except lmdb.Error:
-                    break
-                return True
+                    pass
+                else:
+                    return True
+                break
         self.dropped += 1
         return False
+
+    def _put(self, key: bytes, data: bytes, charge: int) -> None:
+        with self._env.begin(write=True) as transaction:
+            self._remove(transaction, key)
+            self._make_room(transaction, self.capacity - charge)
+            transaction.put(key, data, db=self._values)
+            self._enqueue(transaction, key, charge)
+            _add(transaction, self._counts, charge)
+
+    @staticmethod
+    def _relieved(relieve: Callable[[], None]) -> bool:
+        try:
+            relieve()
+        except lmdb.Error:
+            return False
+        return True
+
+    def _halve(self) -> None:
+        """Make room in a map that fragments have filled: in small steps, because a removal needs pages itself."""
+        while True:
+            with self._env.begin(write=True) as transaction:
+                held = _count(transaction, self._counts)
+                if held <= self.capacity // 2:
+                    return
+                self._make_room(transaction, max(self.capacity // 2, held - self.capacity // 16))
+
+    def _drop_all(self) -> None:
+        with self._env.begin(write=True) as transaction:
+            for database in (self._values, self._places, self._order, self._counts):
+                transaction.drop(database, delete=False)
 
     def delete(self, keys: Iterable[bytes]) -> int:
         """Remove answers; return how many were there."""
@@ -166,9 +191,8 @@ class DiskLevel:
 
     def clear(self) -> None:
         """Remove everything."""
-        with self._mutex, self._env.begin(write=True) as transaction:
-            for database in (self._values, self._places, self._order, self._counts):
-                transaction.drop(database, delete=False)
+        with self._mutex:
+            self._drop_all()
 
     def sweep(self, now_ms: int, *, most: int = 256) -> int:
         """Remove what has expired among the oldest; return how many.
