@@ -3,15 +3,17 @@
 The classic filter, not a blocked one: a blocked filter touches one cache line, but its false-positive rate is above
 (1 − e^(−kn/m))^k, the rate that the sizes here were chosen for; in Python the cache misses are not what takes time.
 
-Bit i of k is ``a + i·b mod m`` (Kirsch and Mitzenmacher 2006). a and b come from the fingerprint's two halves by one
-multiplication each: FNV-1a stirs the last bytes of its input only into some of its bits, and a product's high bits
-depend on all of them.
+The fingerprint's two halves are joined and multiplied once; the product's highest bits say which bit of a byte, the
+next ones the first byte, the next ones the (odd) step to the next byte (double hashing, Kirsch and Mitzenmacher 2006).
+All bits of a key lie at one place in their bytes, so a lookup is: and the k bytes, and look at one bit. The filter is
+thereby eight filters of m/8 bits with a share of 1/8 of the keys each, whose rate is the same. The multiplication is
+there because FNV-1a stirs the last bytes of its input only into some of its bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -24,10 +26,8 @@ _HALVES = Struct("<QQ")
 _MASK64 = (1 << 64) - 1
 _BIT = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.uint8)
 
-# Odd 64-bit constants with about as many ones as zeros: the golden ratio, and two of the xxHash primes.
-_A = 0x9E3779B97F4A7C15
-_B = 0xC2B2AE3D27D4EB4F
-_C = 0x165667B19E3779F9
+# 2^64 divided by the golden ratio: odd, with about as many ones as zeros.
+_STIR = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,12 @@ FINE = Geometry(25, 7)
 def positions(fingerprint: bytes, geometry: Geometry) -> list[int]:
     """Return the bits that stand for a fingerprint of 16 bytes: what ``Bits`` does, written for reading."""
     low, high = _HALVES.unpack(fingerprint)
-    shift = 64 - geometry.log2_bits
-    first = ((low ^ high) * _A & _MASK64) >> shift
-    step = ((low + high * _B & _MASK64) * _C & _MASK64) >> shift | 1
-    return [(first + turn * step) % geometry.bits for turn in range(geometry.hashes)]
+    stirred = (low ^ high) * _STIR & _MASK64
+    log2_bytes = geometry.log2_bits - 3
+    bit = stirred >> 61
+    first = stirred >> (61 - log2_bytes)
+    step = stirred >> (61 - 2 * log2_bytes) | 1
+    return [(first + turn * step) % geometry.size * 8 + bit for turn in range(geometry.hashes)]
 
 
 class Bits:
@@ -80,7 +82,7 @@ class Bits:
         buffer: ``geometry.size`` bytes, writable to add.
     """
 
-    __slots__ = ("_array", "_bytes", "_hashes", "_mask", "_shift", "geometry")
+    __slots__ = ("_array", "_bytes", "_first_at", "_mask", "_step_at", "_turns", "geometry")
 
     def __init__(self, geometry: Geometry, buffer: bytearray | memoryview) -> None:
         self.geometry = geometry
@@ -88,24 +90,26 @@ class Bits:
         if self._bytes.nbytes != geometry.size:
             raise ValueError(f"a filter of {geometry.size} bytes was given {self._bytes.nbytes}")
         self._array: NDArray[np.uint8] = np.frombuffer(self._bytes, np.uint8)
-        self._shift = 64 - geometry.log2_bits
-        self._mask = geometry.bits - 1
-        self._hashes = range(geometry.hashes - 1)
+        log2_bytes = geometry.log2_bits - 3
+        self._first_at = 61 - log2_bytes
+        self._step_at = 61 - 2 * log2_bytes
+        self._mask = geometry.size - 1
+        self._turns = range(geometry.hashes - 1)
 
     def holds(self, fingerprint: bytes) -> bool:
         """Return False only if it was never added."""
         low, high = _HALVES.unpack(fingerprint)
-        data = self._bytes
-        place = ((low ^ high) * _A & _MASK64) >> self._shift
-        if not data[place >> 3] >> (place & 7) & 1:
+        stirred = (low ^ high) * _STIR & _MASK64
+        data, mask = self._bytes, self._mask
+        place = stirred >> self._first_at & mask
+        byte = data[place] & 1 << (stirred >> 61)
+        if not byte:
             return False
-        step = ((low + high * _B & _MASK64) * _C & _MASK64) >> self._shift | 1
-        mask = self._mask
-        for _ in self._hashes:
+        step = stirred >> self._step_at & mask | 1
+        for _ in self._turns:
             place = place + step & mask
-            if not data[place >> 3] >> (place & 7) & 1:
-                return False
-        return True
+            byte &= data[place]
+        return bool(byte)
 
     def add(self, fingerprint: bytes) -> None:
         """Set its bits."""
@@ -115,28 +119,32 @@ class Bits:
 
     def holds_many(self, fingerprints: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return ``holds`` for each: [n]."""
-        found = np.ones(len(fingerprints), np.bool_)
-        for index, bit in self._places(fingerprints):
-            found &= (self._array[index] & bit) != 0
-        return found
+        bit, place, step = self._many(fingerprints)
+        for turn in range(self.geometry.hashes):
+            if turn:
+                place += step
+                place &= self._mask
+            bit &= self._array.take(place)
+        return bit.astype(np.bool_)
 
     def add_many(self, fingerprints: Sequence[bytes]) -> None:
         """Set the bits of all."""
-        for index, bit in self._places(fingerprints):
-            np.bitwise_or.at(self._array, index, bit)
+        bit, place, step = self._many(fingerprints)
+        for _ in range(self.geometry.hashes):
+            np.bitwise_or.at(self._array, place, bit)
+            place += step
+            place &= self._mask
 
     def fill(self) -> float:
         """Return the share of bits that are set, 0 to 1."""
         words = self._array.view(np.uint64)
         return int(np.bitwise_count(words).sum(dtype=np.int64)) / self.geometry.bits
 
-    def _places(self, fingerprints: Sequence[bytes]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint8]]]:
-        """Yield, for each hash in turn, byte and bit of every fingerprint."""
+    def _many(self, fingerprints: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return, for every fingerprint, its bit, its first byte and its step."""
         halves = np.frombuffer(b"".join(fingerprints), "<u8").reshape(-1, 2)
-        low, high = halves[:, 0], halves[:, 1]
-        shift, mask, three, seven = (np.uint64(number) for number in (self._shift, self._mask, 3, 7))
-        place = ((low ^ high) * np.uint64(_A)) >> shift
-        step = ((low + high * np.uint64(_B)) * np.uint64(_C)) >> shift | np.uint64(1)
-        for _ in range(self.geometry.hashes):
-            yield place >> three, _BIT[place & seven]
-            place = (place + step) & mask
+        stirred = (halves[:, 0] ^ halves[:, 1]) * np.uint64(_STIR)
+        mask = np.uint64(self._mask)
+        place = (stirred >> np.uint64(self._first_at) & mask).view(np.int64)
+        step = (stirred >> np.uint64(self._step_at) & mask | np.uint64(1)).view(np.int64)
+        return _BIT.take((stirred >> np.uint64(61)).view(np.int64)), place, step

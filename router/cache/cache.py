@@ -47,7 +47,7 @@ _QUEUE = 256
 _AS_IT_IS = TextPolicy(nfkc=False, casefold=False, collapse_spaces=False)
 _PENDING_PURGES = 10_000
 _MAINTENANCE_S = 1.0
-# A cancellation that meets the client library's own time limit can be taken for that and lost (seen with Python 3.11.2).
+# A cancellation that meets the client library's own time limit can be taken for it and be lost (seen with 3.11.2).
 _CANCELS = 25
 _ROTATION_PAUSE_S = 60.0
 

@@ -93,7 +93,7 @@ def pack(entry: Entry) -> bytes:
     return b"".join((head, entry.header, body))
 
 
-def unpack(data: bytes | memoryview) -> Entry:
+def unpack(data: bytes | bytearray | memoryview) -> Entry:
     """Return the entry.
 
     Raises:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import xxhash
 
@@ -182,7 +182,7 @@ class LayeredFilter:
             self._follow()
         if not self._word & 1:
             return [True] * len(fingerprints)
-        return [bool(found) for found in self._current.layers[layer].holds_many(fingerprints)]
+        return cast("list[bool]", self._current.layers[layer].holds_many(fingerprints).tolist())
 
     def add(self, layer: Layer, fingerprint: bytes) -> None:
         """Make ``maybe`` true for it, in every process of the node. Call it before a store gets the key."""

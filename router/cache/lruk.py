@@ -176,10 +176,8 @@ class LruK(Generic[K, V]):
             weight: At least 1. A value heavier than the LRU-K part is not stored; the key is returned if it was there.
             references: Count this many at once: a key that is loaded ahead carries a history, or it is the first to go.
         """
-        if weight < 1 or references < 1:
-            raise ValueError("weight and references start at 1")
         node = self._nodes.get(key)
-        if node is not None or references > 1 or self._special or weight > self.capacity:
+        if node is not None or references != 1 or self._special or not 0 < weight <= self.capacity:
             return self._put_unusual(key, value, weight, references)
         # From here on what put_unusual says once more in clear: a new key in a plain cache, without further calls.
         self._clock = now = self._clock + 1
@@ -251,6 +249,8 @@ class LruK(Generic[K, V]):
                 heappush(self._heap, (times[-self.k], now, node))
 
     def _put_unusual(self, key: K, value: V, weight: int, references: int) -> Sequence[K]:
+        if weight < 1 or references < 1:
+            raise ValueError("weight and references start at 1")
         if weight > self.main_capacity:
             return (key,) if self.discard(key) else ()
         node = self._nodes.get(key)

@@ -3,7 +3,7 @@
 Run by hand, once, in an environment of its own (neither library is needed by the project or its tests):
 
     python3 -m venv /tmp/vectors && /tmp/vectors/bin/pip install librosa==0.11.0 ImageHash==4.3.2
-    /tmp/vectors/bin/python tests/data/cache/make_vectors.py
+    /tmp/vectors/bin/python -m tests.data.cache.make_vectors
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import imagehash
-import librosa
+import imagehash  # type: ignore[import-not-found]
+import librosa  # type: ignore[import-not-found]
 import numpy as np
-from samples import RATE, pictures, sounds
+
+from tests.data.cache.samples import RATE, pictures, sounds
 
 HERE = Path(__file__).resolve().parent
+
 
 def main() -> None:
     mfcc = {}
     for name, samples in sounds().items():
         mfcc[name] = {
-            kind.__name__: [float(v) for v in librosa.feature.mfcc(y=samples.astype(kind), sr=RATE, n_mfcc=13).mean(axis=1)]
+            kind.__name__: [
+                float(v) for v in librosa.feature.mfcc(y=samples.astype(kind), sr=RATE, n_mfcc=13).mean(axis=1)
+            ]
             for kind in (np.float32, np.float64)
         }
     versions = {"librosa": librosa.__version__, "imagehash": imagehash.__version__}

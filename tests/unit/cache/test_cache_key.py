@@ -95,7 +95,7 @@ def test_the_order_of_names_does_not_count() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text("ab\"\\,:[]{}", max_size=3),
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text('ab"\\,:[]{}', max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
     max_leaves=6,
 )

@@ -23,7 +23,13 @@ from router.cache.memory import Held, MemoryLevel
 
 BOOT = "b" * 36
 ENTRY = Entry(
-    body=b"answer", header=b"200", fingerprint=bytes(range(16)), layer=Layer.FINE, stamp=b"s" * 16, stored_ms=5, expires_ms=10**15
+    body=b"answer",
+    header=b"200",
+    fingerprint=bytes(range(16)),
+    layer=Layer.FINE,
+    stamp=b"s" * 16,
+    stored_ms=5,
+    expires_ms=10**15,
 )
 
 
@@ -32,7 +38,11 @@ def key(number: int) -> bytes:
 
 
 @given(
-    st.binary(max_size=3000), st.binary(max_size=50), st.sampled_from(Layer), st.integers(0, 2**63), st.integers(0, 2**64 - 1)
+    st.binary(max_size=3000),
+    st.binary(max_size=50),
+    st.sampled_from(Layer),
+    st.integers(0, 2**63),
+    st.integers(0, 2**64 - 1),
 )
 def test_entries_come_back(body: bytes, header: bytes, layer: Layer, time: int, tag_sum: int) -> None:
     entry = replace(ENTRY, body=body * 3, header=header, layer=layer, stored_ms=time, tag_sum=tag_sum)
@@ -204,7 +214,8 @@ print("ready", flush=True)
 number = start
 while True:
     body = number.to_bytes(8, "big") * (1 + number % 700)
-    entry = Entry(body=body, header=b"", fingerprint=bytes(16), layer=Layer.COARSE, stamp=bytes(16), stored_ms=0, expires_ms=10**15)
+    zero = bytes(16)
+    entry = Entry(body, b"", fingerprint=zero, layer=Layer.COARSE, stamp=zero, stored_ms=0, expires_ms=10**15)
     disk.put(number.to_bytes(32, "big"), pack(entry), marks_sum=0, confirmed_ns=0)
     print(number, flush=True)
     number += 1

@@ -46,10 +46,8 @@ def test_a_scaled_jpeg_decode_changes_at_most_a_bit(name: str) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"])
 def test_every_kind_of_picture_is_taken(mode: str) -> None:
     grey = pictures()["rings"]
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(grey).astype(np.uint16) << 8)
-    else:
-        image = grey.convert(mode)
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) << 8)
+    image = deep if mode == "I;16" else grey.convert(mode)
     data = png(image, "JPEG" if mode == "CMYK" else "PNG")
     distance = (dhash(data) ^ dhash(png(grey))).bit_count()
     assert distance <= (16 if mode in {"1", "P"} else 1)

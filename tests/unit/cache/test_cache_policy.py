@@ -1,3 +1,5 @@
+# ruff: noqa: S311  draws that are the same each time
+
 from __future__ import annotations
 
 import random

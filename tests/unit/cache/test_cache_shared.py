@@ -23,7 +23,9 @@ POLICY = CachePolicy(ttl_s=100)
 
 
 @asynccontextmanager
-async def node(folder: Path, server: RedisServer, *, stale: float = 10.0, disk: int = 1 << 20) -> AsyncIterator[AnswerCache]:
+async def node(
+    folder: Path, server: RedisServer, *, stale: float = 10.0, disk: int = 1 << 20
+) -> AsyncIterator[AnswerCache]:
     shared = SharedTier(server.address, timeout=0.25)
     options = CacheOptions(memory_bytes=1 << 20, disk_bytes=disk, max_stale_s=stale)
     folder.mkdir(exist_ok=True)
