@@ -122,8 +122,8 @@ def policies(quick: bool) -> list[Series]:
         found = {name: Series(f"{name}, {what}", "ns") for name in runs}
         for run in runs.values():
             run(keys)  # filled
-        for start in range(0, 40_000 if quick else len(keys), 1000):
-            part = keys[start : start + 1000]
+        for start in range(0, 40_000 if quick else len(keys), 250):  # shorter than a turn of the scheduler
+            part = keys[start : start + 250]
             for name, run in runs.items():
                 found[name].values.append(nanoseconds(run, part))
         series += found.values()
@@ -142,7 +142,7 @@ def blooms(folder: Path, quick: bool) -> list[Series]:
     """Nanoseconds for each lookup of a fingerprint that is ready."""
     draw = random.Random(2)
     held = [draw.randbytes(16) for _ in range(100_000)]
-    rounds = 20 if quick else 60
+    rounds = 100 if quick else 400
     series: list[Series] = []
     with LayeredFilter(folder) as layered:
         layered.mark_complete()
@@ -158,10 +158,10 @@ def blooms(folder: Path, quick: bool) -> list[Series]:
                 slow.add(key)
             name = layer.name.lower()
             runs: dict[str, tuple[Callable[[Sequence[bytes]], object], int]] = {
-                f"Bloom {name}, bits, hit": (one_by_one(bits.holds), 1000),
-                f"Bloom {name}, node's filter, hit": (one_by_one(partial(layered.maybe, layer)), 1000),
+                f"Bloom {name}, bits, hit": (one_by_one(bits.holds), 250),
+                f"Bloom {name}, node's filter, hit": (one_by_one(partial(layered.maybe, layer)), 250),
                 f"Bloom {name}, batch of 4096": (partial(layered.maybe_many, layer), 4096),
-                "rbloom of that size, own hash, hit": (one_by_one(peer.__contains__), 1000),
+                "rbloom of that size, own hash, hit": (one_by_one(peer.__contains__), 250),
                 f"pyprobables, {geometry.hashes} hashes, hit": (one_by_one(slow.check), 100),
             }
             found = {label: Series(f"{label} ({name})" if "loom of" in label else label, "ns") for label in runs}

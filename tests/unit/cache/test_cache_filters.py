@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -147,6 +148,22 @@ def test_two_processes_lose_no_bit_of_each_other(tmp_path: Path) -> None:
         assert all(layered.maybe_many(Layer.COARSE, stored))
         for process in processes:
             process.communicate(timeout=20)
+
+
+def test_adding_waits_for_the_nodes_lock(tmp_path: Path) -> None:
+    """What the test above can only find by luck: a bit set between another process's read and its write."""
+    with LayeredFilter(tmp_path) as layered:
+        layered.mark_complete()
+        other = os.open(tmp_path / "lock", os.O_RDWR)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        adding = threading.Thread(target=layered.add, args=(Layer.COARSE, bytes(16)))
+        adding.start()
+        adding.join(0.3)
+        assert adding.is_alive()
+        assert not layered.maybe(Layer.COARSE, bytes(16))  # looking up takes no lock
+        os.close(other)
+        adding.join(20)
+        assert layered.maybe(Layer.COARSE, bytes(16))
 
 
 def test_threads_lose_no_bit_of_each_other(tmp_path: Path) -> None:
