@@ -10,6 +10,7 @@ import io
 import math
 import warnings
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +148,14 @@ def mel_filterbank(rate: int = SAMPLE_RATE, window: int = _WINDOW, bands: int = 
 
 
 @cache
+def _sparse_filterbank() -> Any:
+    """The same as rows of what is not zero: 60 times fewer products, added in an order that no BLAS changes."""
+    from scipy.sparse import csr_array
+
+    return csr_array(mel_filterbank())
+
+
+@cache
 def _dct() -> NDArray[np.float64]:
     """The first rows of the orthonormal DCT-II: [13, 128]."""
     rows = np.arange(_COEFFICIENTS)[:, None]
@@ -173,12 +182,12 @@ def mfcc_means(samples: NDArray[np.floating]) -> tuple[float, ...]:
     padded = np.pad(signal, _WINDOW // 2)  # librosa's center=True
     frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::_HOP]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WINDOW) / _WINDOW)
-    filters = mel_filterbank()
+    filters = _sparse_filterbank()
     decibels = np.empty((len(frames), _MELS))
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         spectrum = np.fft.rfft(frames[start : start + _FRAMES_AT_ONCE] * hann)
         power = spectrum.real**2 + spectrum.imag**2
-        decibels[start : start + len(power)] = power @ filters.T
+        decibels[start : start + len(power)] = (filters @ power.T).T
     np.log10(np.maximum(decibels, _AMIN, out=decibels), out=decibels)
     decibels *= 10
     np.maximum(decibels, decibels.max() - _TOP_DB, out=decibels)
