@@ -15,9 +15,6 @@ MM1700 to MM1719 belong to this module; the node agent's begin at MM1720.
 
 from __future__ import annotations
 
-import errno as numbers
-import os
-
 from modalmesh.base.errors import MachineError
 
 __all__ = [
@@ -30,7 +27,6 @@ __all__ = [
     "SelftestError",
     "TraceError",
     "VerifierError",
-    "from_errno",
 ]
 
 
@@ -102,16 +98,3 @@ class TraceError(BpfError):
     """A tracing tool can't run here."""
 
     code = "MM1708"
-
-
-def from_errno(number: int, what: str) -> BpfError:
-    """Return the error for a failed call.
-
-    Args:
-        number: The kernel's error number, positive.
-        what: What was tried, e.g. ``update of map services``.
-    """
-    message = f"{what} failed: {os.strerror(number)}"
-    if number in (numbers.EPERM, numbers.EACCES):
-        return PermissionDeniedError(message, hint="CAP_BPF and CAP_NET_ADMIN are needed", errno=number)
-    return BpfError(message, errno=number)
