@@ -29,7 +29,7 @@ __all__ = ["Subscription", "node", "run", "serve", "watch_encoder"]
 log = get_logger()
 
 _ASK_AGAIN = 5.0  # seconds between two questions which encoder runs
-_ASK_AGAIN_SOON = 0.5  # while none answers
+_ASK_AGAIN_SOON = 0.5  # while none has ever answered
 _DESCRIBE_TIMEOUT = 2.0
 
 
@@ -98,14 +98,29 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def watch_encoder(client: EncoderClient, store: PolicyStore, subscription: Subscription) -> None:
-    """Keep the store informed which encoder runs, until cancelled."""
+async def watch_encoder(
+    client: EncoderClient,
+    store: PolicyStore,
+    subscription: Subscription,
+    *,
+    ask_again: float = _ASK_AGAIN,
+    ask_again_soon: float = _ASK_AGAIN_SOON,
+) -> None:
+    """Keep the store informed which encoder runs, until cancelled.
+
+    Args:
+        client: Asks it.
+        store: Is told.
+        subscription: Has policies sent again that another encoder was in the way of.
+        ask_again: Seconds between two questions.
+        ask_again_soon: Seconds between two questions as long as none was ever answered.
+    """
     while True:
         try:
             described = await client.describe(_DESCRIBE_TIMEOUT)
         except EncoderError as error:
             log.debug("encoder not reached", error=str(error))
-            await asyncio.sleep(_ASK_AGAIN if store.encoder else _ASK_AGAIN_SOON)
+            await asyncio.sleep(ask_again if store.encoder else ask_again_soon)
             continue
         identity = (described.fingerprint, described.dimension)
         if identity != store.encoder:
@@ -114,7 +129,7 @@ async def watch_encoder(client: EncoderClient, store: PolicyStore, subscription:
                 log.error("policy does not fit the encoder: its requests take default routes", error=str(misfit))
             if store.refused_for_encoder:
                 subscription.ask_again()
-        await asyncio.sleep(_ASK_AGAIN)
+        await asyncio.sleep(ask_again)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from modalmesh.base import logging
 from modalmesh.base import settings as configuration
 from modalmesh.base.errors import UsageError
 
@@ -78,6 +79,8 @@ def explain(
     from router import explain as explaining
 
     settings = configuration.load()
+    # The result is on standard output; what is logged while it is found must neither mix with it nor drown it.
+    logging.configure(settings.log.model_copy(update={"level": "warning"}), "explain")
     content = explaining.text(text) if text is not None else explaining.picture(image or Path())
     to_person = Console(stderr=True)
 

@@ -6,28 +6,28 @@ an encoder loaded here when that process isn't running.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xds.client import fetch
 
 from modalmesh.base.errors import UsageError
 from modalmesh.base.settings import Settings
 from router.app import node
 from router.decision import TEXTS, Decision, decide
 from router.encoder.client import EncoderClient
-from router.encoder.errors import EncoderFilesError, EncoderUnavailableError
+from router.encoder.errors import EncoderFilesError, EncoderUnavailableError, ItemError
 from router.encoder.files import find
 from router.errors import NoPolicyError
 from router.kserve import LONGEST_TEXT, Content
 from router.limits import LARGEST_UNPACKED
 from router.modality import Modality
 from router.policy import TYPE_URL, Policy, PolicySet, check_encoder, parse
+from xds.client import fetch
 
 __all__ = ["Explanation", "Vector", "encode", "explain", "fetch_policies", "picture", "text", "to_json"]
 
@@ -114,9 +114,10 @@ async def encode(content: Content, settings: Settings, progress: Progress = lamb
     client = EncoderClient(settings.encoder_socket)
     try:
         described = await client.describe(seconds)
-        encoded = await client.encode([content.data], seconds)
+        with _blamed_on(content):
+            encoded = await client.encode([content.data], seconds)
     except EncoderUnavailableError:
-        with progress("The encoder process does not answer; loading the encoder here ..."):
+        with progress("The encoder process does not answer; loading the encoder here ..."), _blamed_on(content):
             return _encode_here(content, settings)
     finally:
         await client.close()
@@ -179,6 +180,17 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
             "loaded_here": vector.loaded_here,
         },
     }
+
+
+@contextmanager
+def _blamed_on(content: Content) -> Iterator[None]:
+    """Let an error about an item say which: there is only one, and it has a kind rather than a number."""
+    try:
+        yield
+    except ItemError as error:
+        kind = "text" if content.modality is Modality.TEXT else "picture"
+        what = error.what.removeprefix(f"item {error.item}: ")
+        raise ItemError(f"the {kind} {what}", hint=error.hint) from error
 
 
 def _encode_here(content: Content, settings: Settings) -> Vector:

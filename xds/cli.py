@@ -43,9 +43,15 @@ def status(
 ) -> None:
     """Show what each xDS client was sent and has acknowledged.
 
-    States: [green]synced[/green]: has everything. [yellow]stale[/yellow]: has not acknowledged what was sent, or waits
-    for its turn. [red]nacked[/red]: refused what was sent and keeps what it had. not-sent: asked for nothing that
-    exists. Versions come from content: equal versions mean equal configuration.
+    [green]synced[/green]: has everything.
+
+    [yellow]stale[/yellow]: has not acknowledged what was sent, or waits for its turn.
+
+    [red]nacked[/red]: refused what was sent and keeps what it had.
+
+    not-sent: asked for nothing that exists.
+
+    Versions come from content: equal versions mean equal configuration.
     """
     from modalmesh.base import settings
     from xds.status import fetch_status

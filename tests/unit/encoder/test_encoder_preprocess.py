@@ -141,9 +141,8 @@ def test_a_picture_is_turned_as_its_exif_data_says(format_: str, orientation: in
     }[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options: dict[str, int | bool] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(
-        format_, {}
-    )
+    every: dict[str, dict[str, int | bool]] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}
+    options = every.get(format_, {})
     picture = encoded(Image.fromarray(np.ascontiguousarray(stored)), format_, exif=exif, **options)
     config = Preprocessing.model_validate({"do_resize": False, "crop_size": {"height": 32, "width": 48}})
 
@@ -155,8 +154,10 @@ def test_a_picture_is_turned_as_its_exif_data_says(format_: str, orientation: in
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_damaged_exif_data_says_nothing_about_the_pixels() -> None:
-    picture = encoded(noise(20, 20), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff\xff\xff")
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"II*\0\xff\xff\xff\xff\xff\xff", b"no TIFF header"])
+def test_damaged_exif_data_says_nothing_about_the_pixels(format_: str, exif: bytes) -> None:
+    picture = encoded(noise(20, 20), format_, exif=b"Exif\0\0" + exif)
     assert pixel_values(picture, CLIP, max_pixels=LIMIT).shape == (3, 224, 224)
 
 

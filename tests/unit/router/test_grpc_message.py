@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 import zlib
 
 import pytest
@@ -40,8 +41,14 @@ def test_an_uncompressed_message_may_travel_under_any_encoding() -> None:
 
 
 def test_a_bomb_is_refused() -> None:
-    with pytest.raises(GrpcMessageError, match="more than"):
-        unframe(framed(gzip.compress(bytes(64 << 20)), 1), "gzip")
+    bomb = framed(gzip.compress(bytes(64 << 20)), 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(GrpcMessageError, match="more than"):
+            unframe(bomb, "gzip", most=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

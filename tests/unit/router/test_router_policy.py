@@ -124,6 +124,7 @@ def test_another_encoder_is_a_mismatch(policy_message: Build) -> None:
         ("a.deep.example.com", "deep"),
         ("deep.example.com", "suffix"),
         ("example.com", "any"),
+        (".example.com", "any"),
         ("notexample.com", "any"),
         ("127.0.0.1:10000", "any"),
         ("[::1]:10000", "loopback"),
