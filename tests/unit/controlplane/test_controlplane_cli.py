@@ -37,7 +37,7 @@ def test_validate_as_json(runner: CliRunner, quickstart: Path) -> None:
     result = runner.invoke(app, ["validate", str(quickstart), "-o", "json"])
     found = json.loads(result.stdout)
     assert (result.exit_code, found["valid"], found["problems"]) == (0, True, [])
-    assert (found["hosts"], found["semantic_routes"], len(found["services"])) == (["*"], ["quickstart"], 8)
+    assert (found["hosts"], found["semantic_routes"], len(found["services"])) == (["*"], ["quickstart"], 9)
 
 
 def test_validate_prints_every_problem_and_fails(runner: CliRunner, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_validate_prints_problems_as_json(runner: CliRunner, tmp_path: Path) -> 
 
 def test_what_stands_in_documents_is_no_markup(runner: CliRunner, tmp_path: Path, quickstart: Path) -> None:
     for file in quickstart.iterdir():
-        text = file.read_text().replace("general questions and", "my [bold]general[/nonsense]")
+        text = file.read_text().replace("Legal advice", "my [bold]general[/nonsense]")
         (tmp_path / file.name).write_text(text)
     result = runner.invoke(app, ["validate", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -73,7 +73,7 @@ def test_the_quickstart_is_valid(quickstart: Path) -> None:
     result = merge(read(quickstart))
     assert result.problems == ()
     assert result.mesh is not None
-    assert len(result.mesh.services) == 8
+    assert len(result.mesh.services) == 9
     assert {service.protocol for service in result.mesh.services} == {"grpc"}
 
 

@@ -126,7 +126,7 @@ async def test_at_a_cold_start_a_failed_encoder_costs_the_policies_only_and_is_t
 async def test_once_policies_are_served_a_failed_encoder_refuses_the_update(bench: Bench) -> None:
     await bench.update()
     bench.encoder.failed = True
-    bench.edit("semantic-route.yaml", "cooking recipes", "recipes")
+    bench.edit("semantic-route.yaml", "Recipes and cooking advice", "Recipes")
     groups, retry = await bench.update()
     assert groups == []
     assert retry is not None

@@ -76,7 +76,7 @@ def test_the_encoder_is_not_asked_when_nothing_is_described(documents: Path, opt
 
 def test_a_description_that_cannot_be_encoded_is_a_problem_of_its_line(documents: Path, options: Options) -> None:
     text = (documents / "semantic-route.yaml").read_text()
-    description = "general questions and conversation about any topic"
+    description = "Legal advice: contracts, courts, tenancy and employment rights."
     line = next(number for number, found in enumerate(text.splitlines(), 1) if description in found)
     broken = Fixed(TextError(description, ItemError("has no words", hint="describe it")))
     update = prepare(documents, broken, options, without_policies=True)
