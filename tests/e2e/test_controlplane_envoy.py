@@ -26,6 +26,7 @@ from tritonclient.grpc import service_pb2
 
 from controlplane.compile.policy import POLICY
 from modalmesh.base.errors import XdsError
+from modalmesh.launcher import envoy_admin
 from xds.pb.xds import status_pb2
 from xds.status import fetch_status
 from xds.types import CLUSTER, ENDPOINT, LISTENER, ROUTE
@@ -148,9 +149,7 @@ class Stack:
         return all(key in types and types[key].state == status_pb2.SYNCED for key in wanted)
 
     def admin(self, path: str) -> str:
-        command = ["curl", "-sS", "--max-time", "10", "--unix-socket", str(self.run / "envoy-admin.sock")]
-        done = subprocess.run([*command, f"http://envoy{path}"], capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout
+        return envoy_admin.get(self.run / "envoy-admin.sock", path, timeout=10)
 
     def stat(self, name: str) -> int:
         found = re.search(
@@ -235,10 +234,15 @@ def stack(ports: dict[str, int]) -> Iterator[Stack]:
 
 @pytest.fixture
 def restored(stack: Stack, ports: dict[str, int]) -> Iterator[Stack]:
-    """The stack, its services as they were when the test is over."""
+    """The stack, everything as it was when the test is over: versions are made from content, so they tell."""
+
+    def versions() -> dict[tuple[str, str], str]:
+        return {key: item.current_version for key, item in stack.types().items()}
+
+    before = versions()
     yield stack
     stack.write_services({name: ports[name] for name in ("one", "two")})
-    eventually("services as before", lambda: stack.hosts("two") == [f"127.0.0.1:{ports['two']}"] and stack.synced())
+    eventually("everything as before", lambda: versions() == before and stack.synced())
 
 
 def healthy(stack: Stack) -> bool:
@@ -357,7 +361,7 @@ def test_an_edited_endpoint_reaches_envoy(restored: Stack, ports: dict[str, int]
     restored.write_services({"one": ports["one"], "two": ports["three"]})
     begun = time.monotonic()
     eventually("the new endpoint", lambda: restored.hosts("two") == [f"127.0.0.1:{ports['three']}"])
-    print(f"edit to Envoy: {time.monotonic() - begun:.3f} s")  # noqa: T201 - for who reads it; not asserted
+    print(f"edit to Envoy: {time.monotonic() - begun:.3f} s")
     assert eventually("the new backend", lambda: restored.infer("model-two").model_version == "three")
     # Nothing else was sent.
     assert restored.types()["envoy", CLUSTER].since == clusters_before.since
