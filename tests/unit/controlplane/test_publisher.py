@@ -11,7 +11,8 @@ import pytest
 import structlog
 
 from controlplane.compile import Vectors
-from controlplane.server import ENVOY, ROUTER, Publisher, group_of
+from controlplane.rollout import ENVOY, ROUTER
+from controlplane.server import Publisher, group_of
 from modalmesh.base.errors import EncoderError
 from modalmesh.base.settings import Controlplane, Settings
 from xds.pb.envoy.config.core.v3 import base_pb2

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import watchfiles
 
 from controlplane import watch
 from controlplane.directory import signature
@@ -84,7 +86,17 @@ async def test_a_config_map_that_is_switched_over_is_noticed(tmp_path: Path) -> 
         await noticed(queue)
 
 
-async def test_a_directory_that_vanishes_and_comes_back_is_watched_again(tmp_path: Path) -> None:
+async def test_a_directory_that_vanishes_and_comes_back_is_watched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awatch = watchfiles.awatch
+    watched_by_kernel: list[Path] = []
+
+    def counted(directory: Path, **options: Any) -> Any:
+        watched_by_kernel.append(directory)
+        return awatch(directory, **options)
+
+    monkeypatch.setattr("controlplane.watch.watchfiles.awatch", counted)
     directory = tmp_path / "documents"
     directory.mkdir()
     (directory / "a.yaml").write_text("a: 1\n")
@@ -96,6 +108,7 @@ async def test_a_directory_that_vanishes_and_comes_back_is_watched_again(tmp_pat
         await noticed(queue)
         (directory / "b.yaml").write_text("b: 2\n")
         await noticed(queue)
+        assert watched_by_kernel == [directory, directory]
 
 
 async def test_without_the_kernels_help_files_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
