@@ -85,7 +85,7 @@ def loaded(program: str) -> Iterator[Any]:
         before = os.environ.get("BCC_KERNEL_SOURCE")
         os.environ["BCC_KERNEL_SOURCE"] = folder
         try:
-            made = bcc.BPF(text=program)
+            made = bcc.BPF(text=program.encode())
         except Exception as error:  # bcc raises plain Exception
             raise TraceError(f"bcc can't load the tracing program: {error}", hint="is this process root?") from error
         finally:

@@ -131,9 +131,9 @@ def watch(pins: Path, seconds: float) -> Iterator[Connection]:
         found: list[Connection] = []
 
         def take(_cpu: int, data: Any, _size: int) -> None:
-            found.append(_connection(program["events"].event(data)))
+            found.append(_connection(program[b"events"].event(data)))
 
-        program["events"].open_perf_buffer(take, page_cnt=64)
+        program[b"events"].open_perf_buffer(take, page_cnt=64)
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             program.perf_buffer_poll(timeout=int(min(left, 0.2) * 1000) + 1)

@@ -117,7 +117,7 @@ def count_redirect_errors(pins: Path, seconds: float) -> list[RedirectError]:
     devices = Map.open(path)
     try:
         defines = _defines(OUR_MAP=devices.id, IFINDEX=btf.of_kernel().structure("net_device").offsets["ifindex"])
-        counted = _count(defines + _REDIRECTS, "failures", seconds)
+        counted = _count(defines + _REDIRECTS, b"failures", seconds)
         slots = {DevmapValue.unpack(value).ifindex: unpack_u32(key) for key, value in devices.items()}
     finally:
         devices.close()
@@ -149,7 +149,7 @@ def count_drops(seconds: float) -> list[Drop]:
     )
     return [
         Drop(key.ifindex, _reason(key.reason, names), packets)
-        for key, packets in _count(defines + _DROPS, "drops", seconds)
+        for key, packets in _count(defines + _DROPS, b"drops", seconds)
     ]
 
 
@@ -159,7 +159,7 @@ def _reason(number: int, names: dict[int, str]) -> str:
     return names.get(number, str(number)).removeprefix("SKB_DROP_REASON_").removeprefix("SKB_").lower()
 
 
-def _count(program: str, table: str, seconds: float) -> list[tuple[Any, int]]:
+def _count(program: str, table: bytes, seconds: float) -> list[tuple[Any, int]]:
     with loaded(program) as running:
         time.sleep(seconds)
         found = [(key, int(value.value)) for key, value in running[table].items()]
