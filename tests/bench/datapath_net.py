@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -23,7 +22,8 @@ from bpf import layout, links, loader
 from bpf.layout import DevmapValue, GpuFlowKey, GpuSlot, ServiceKey, u32
 from bpf.links import XdpMode
 from bpf.loader import Object
-from tests.kernel.lab import Lab, command, ifindex, inside, mac
+from tests.kernel.envoy_config import envoy_config, h2_listener, tcp_listener
+from tests.kernel.lab import Lab, command, enter, ifindex, inside, mac
 
 PLAIN, CLASSIFY, XDP = 1, 2, 3
 TCP_PORT, H2_PORT, JOIN_PORT = 7001, 7002, 9000
@@ -53,7 +53,7 @@ class Network:
         self._redirect()
         self._join()
         ends = (f"tcp:{TCP_PORT}", f"h2:{H2_PORT}", f"tcp:{JOIN_PORT}")
-        server = self._start(self.server, [str(pingpong), "serve", *ends], cgroup=True)
+        server = lab.spawn([str(pingpong), "serve", *ends], netns=self.server, cgroup=self.cgroup)
         assert server.stdout
         assert server.stdout.readline() == b"ready\n"
         if envoy:
@@ -107,47 +107,36 @@ class Network:
 
     def _envoys(self, envoy: Path) -> None:
         address = server_address(PLAIN)
-        near = _envoy(
+        near = envoy_config(
             [
-                _tcp_listener("127.0.0.1", ONE_ENVOY, "one"),
-                _tcp_listener("127.0.0.1", TCP_PAIR, "pair"),
-                _h2_listener("127.0.0.1", H2_PAIR, "h2"),
+                tcp_listener("127.0.0.1", ONE_ENVOY, "one"),
+                tcp_listener("127.0.0.1", TCP_PAIR, "pair"),
+                h2_listener("127.0.0.1", H2_PAIR, "h2"),
             ],
             {"one": (address, TCP_PORT), "pair": (address, _SERVER_TCP), "h2": (address, _SERVER_H2)},
         )
-        far = _envoy(
-            [_tcp_listener(address, _SERVER_TCP, "tcp"), _h2_listener(address, _SERVER_H2, "h2")],
+        far = envoy_config(
+            [tcp_listener(address, _SERVER_TCP, "tcp"), h2_listener(address, _SERVER_H2, "h2")],
             {"tcp": ("127.0.0.1", TCP_PORT), "h2": ("127.0.0.1", H2_PORT)},
         )
         for netns, name, config in ((self.client, "near", near), (self.server, "far", far)):
             file = self.lab.folder / f"{name}.json"
             file.write_text(json.dumps(config), encoding="utf-8")
             arguments = ["--concurrency", "1", "-l", "error", "--disable-hot-restart", "-c", str(file)]
-            self._start(netns, [str(envoy), *arguments])
+            self.lab.spawn([str(envoy), *arguments], netns=netns)
+        for port in (_SERVER_TCP, _SERVER_H2):
+            self._wait_for(address, port)
         for port in (ONE_ENVOY, TCP_PAIR, H2_PAIR):
-            self._wait_for(port)
+            self._wait_for("127.0.0.1", port)
 
-    def _wait_for(self, port: int) -> None:
+    def _wait_for(self, host: str, port: int) -> None:
         until = time.monotonic() + 30
         while time.monotonic() < until:
             with inside(self.client), socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                if probe.connect_ex((host, port)) == 0:
                     return
             time.sleep(0.1)
-        raise SystemExit(f"Envoy does not listen on port {port}")
-
-    def _start(self, netns: str, arguments: list[str], *, cgroup: bool = False) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            self._in_place(netns, arguments, cgroup), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self.lab.closing(_Ended(process))
-        return process
-
-    def _in_place(self, netns: str, arguments: list[str], cgroup: bool) -> list[str]:
-        enter = []
-        if cgroup:  # first, since «ip netns exec» mounts another /sys
-            enter = ["sh", "-c", f'echo $$ > {self.cgroup}/cgroup.procs && exec "$@"', "sh"]
-        return [*enter, "ip", "netns", "exec", netns, *arguments]
+        raise SystemExit(f"Envoy does not listen on {host}:{port}")
 
     def ask(self, rounds: int, size: int, targets: Mapping[str, str]) -> bytes:
         """Run the ping-pong; returns the samples, path after path."""
@@ -155,7 +144,7 @@ class Network:
         arguments = [str(self._pingpong), "ask", str(rounds), "500", str(size), str(file)]
         arguments += [f"{name}={target}" for name, target in targets.items()]
         done = subprocess.run(
-            self._in_place(self.client, arguments, cgroup=True),
+            enter(arguments, netns=self.client, cgroup=self.cgroup),
             capture_output=True,
             text=True,
             timeout=300,
@@ -169,99 +158,6 @@ class Network:
         found = {"sock_join": "join_stats", "tc_gpu_bypass": "gpu_pass_stats", "xdp_gpu_bypass": "gpu_slot_stats"}[name]
         totals = self.objects[name].maps[found].totals(kind)
         return {layout.unpack_u32(key): value for key, value in totals.items()}
-
-
-class _Ended:
-    """A process that is ended with the lab."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def close(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(10)
-        if self._process.stdout:
-            self._process.stdout.close()
-
-
-def _socket_address(host: str, port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": host, "port_value": port}}
-
-
-def _envoy(listeners: list[dict[str, Any]], clusters: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
-    return {
-        "static_resources": {
-            "listeners": listeners,
-            "clusters": [_cluster(name, *where) for name, where in clusters.items()],
-        }
-    }
-
-
-def _cluster(name: str, host: str, port: int) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _socket_address(host, port)}}]}],
-        },
-    }
-    if name == "h2":
-        made["typed_extension_protocol_options"] = {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                "explicit_http_config": {"http2_protocol_options": {}},
-            }
-        }
-    return made
-
-
-def _listener(host: str, port: int, network_filter: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": str(port),
-        "address": _socket_address(host, port),
-        "filter_chains": [{"filters": [network_filter]}],
-    }
-
-
-def _tcp_listener(host: str, port: int, cluster: str) -> dict[str, Any]:
-    return _listener(
-        host,
-        port,
-        {
-            "name": "tcp",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
-                "stat_prefix": cluster,
-                "cluster": cluster,
-            },
-        },
-    )
-
-
-def _h2_listener(host: str, port: int, cluster: str) -> dict[str, Any]:
-    manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
-    routes = [{"match": {"prefix": "/"}, "route": {"cluster": cluster}}]
-    return _listener(
-        host,
-        port,
-        {
-            "name": "http",
-            "typed_config": {
-                "@type": manager,
-                "stat_prefix": cluster,
-                "codec_type": "HTTP2",
-                "http_filters": [
-                    {
-                        "name": "router",
-                        "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
-                    }
-                ],
-                "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
-            },
-        },
-    )
 
 
 def compile_pingpong(target: Path) -> Path:
