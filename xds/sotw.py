@@ -75,7 +75,6 @@ class SotwStream(AdsState):
         subscription = Subscription(request.type_url)
         names, wildcard = self._wanted(subscription, request)
         subscription.begin(names, wildcard=wildcard, held={})
-        subscription.must_answer = request.type_url in COMPLETE_STATE and (wildcard or bool(names))
         self._begin(subscription, now)
         if self._holds_everything(subscription, request.version_info):
             subscription.told()

@@ -76,6 +76,14 @@ def test_x05_nothing_is_sent_without_a_change() -> None:
     assert script.wait(3600) == []
 
 
+def test_x05_a_change_that_was_taken_back_is_not_sent() -> None:
+    script = Script(policy("a"), policy("b"))
+    script.ask(POLICY, "*")
+    assert script.change(policy("a", "2"), policy("b", "2")) == []
+    assert script.change(policy("a"), policy("b", "2")) == []
+    assert script.ack(POLICY) == ["Policy +b"]
+
+
 def test_x05_what_was_refused_is_not_sent_again_until_it_changes() -> None:
     script = Script(policy("a"), policy("b"))
     script.ask(POLICY, "*")

@@ -63,7 +63,7 @@ def test_x03_names_are_answered_whatever_the_version() -> None:
     script.ask(ENDPOINT, "a")
     versions = {url: script.last[url].version for url in (CLUSTER, ENDPOINT)}
     script.reconnect()
-    assert script.ask(CLUSTER, "a", version=versions[CLUSTER]) == ["CDS +a"]
+    assert script.ask(CLUSTER, "*", "a", version=versions[CLUSTER]) == ["CDS +a +b"]
     assert script.ask(ENDPOINT, "a", version=versions[ENDPOINT]) == ["EDS +a"]
 
 
