@@ -32,7 +32,7 @@ from router.encoder import files
 from router.encoder.embed import Embeddings, embed_texts
 from router.limits import envoy_wait_ms
 from xds.pb.envoy.config.core.v3 import base_pb2
-from xds.server import AdsServer
+from xds.server import AdsServer, Tls
 from xds.snapshot import Snapshot
 from xds.status import StatusServer
 
@@ -189,10 +189,17 @@ async def _watch(documents: Path, changed: asyncio.Event, stop: asyncio.Event) -
         changed.set()
 
 
+def _tls(settings: Settings) -> Tls | None:
+    xds = settings.xds
+    if xds.certificate is None or xds.key is None:
+        return None
+    return Tls(xds.certificate, xds.key, xds.client_ca)
+
+
 @asynccontextmanager
 async def _servers(settings: Settings) -> AsyncIterator[AdsServer]:
-    server = AdsServer(settings.xds.listen, group_of, settings.xds.zstd_level)
-    status = StatusServer(settings.admin_socket, server.clients)
+    server = AdsServer(settings.xds.listen, group_of, settings.xds.zstd_level, tls=_tls(settings))
+    status = StatusServer(settings.admin_socket, server.clients, server.faults)
     await server.start()
     try:
         await status.start()

@@ -12,16 +12,17 @@ of its own: a piece of a kilobyte can't be shrunk a hundredfold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import zstandard
 
 from xds.grpc_wire import prefixed
 from xds.pb.envoy.service.discovery.v3 import discovery_pb2
-from xds.pushes import Response
+from xds.pushes import Form, Response
 
-__all__ = ["CHUNK", "MAX_GROWTH", "Encoding", "Frames", "encode", "plain_chunks", "zstd_chunks"]
+__all__ = ["CHUNK", "MAX_GROWTH", "Encoded", "Encoding", "Frames", "encode", "plain_chunks", "zstd_chunks"]
 
 Encoding = Literal["identity", "zstd"]
 
@@ -39,15 +40,32 @@ _BUDGET: Final = 64 * 1024 * 1024
 
 
 def encode(response: Response) -> bytes:
-    """Return the serialised DeltaDiscoveryResponse; its resources were serialised when they were made."""
-    head = discovery_pb2.DeltaDiscoveryResponse(
-        system_version_info=response.version,
-        type_url=response.type_url,
-        nonce=response.nonce,
-        removed_resources=response.removed,
-    )
+    """Return the serialised DeltaDiscoveryResponse or DiscoveryResponse; its resources were serialised when made."""
     # Fields of a protobuf message may stand in any order and be concatenated.
-    return b"".join((head.SerializeToString(), *(resource.wire for resource in response.resources)))
+    return b"".join((_head(response), *_resources(response)))
+
+
+def _head(response: Response) -> bytes:
+    if response.form is Form.DELTA:
+        return discovery_pb2.DeltaDiscoveryResponse(
+            system_version_info=response.version,
+            type_url=response.type_url,
+            nonce=response.nonce,
+            removed_resources=response.removed,
+        ).SerializeToString()
+    return discovery_pb2.DiscoveryResponse(
+        version_info=response.version, type_url=response.type_url, nonce=response.nonce
+    ).SerializeToString()
+
+
+def _resources(response: Response) -> Iterator[bytes]:
+    for resource in response.resources:
+        if response.form is Form.DELTA:
+            yield resource.heartbeat if response.heartbeat else resource.wire
+        elif response.form is Form.SOTW_WRAPPED and resource.ttl is not None:
+            yield resource.sotw_heartbeat(response.version) if response.heartbeat else resource.sotw_wrapped
+        else:
+            yield resource.sotw_wire
 
 
 def plain_chunks(data: bytes) -> tuple[bytes, ...]:
@@ -74,6 +92,21 @@ def _is_safe(data: bytes, chunks: tuple[bytes, ...]) -> bool:
     return all(len(decompressor.decompress(chunk)) <= MAX_GROWTH * len(chunk) for chunk in chunks)
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A response as bytes, shared by all clients that take it.
+
+    Attributes:
+        chunks: What each DATA frame holds.
+        message_length: Of prefix and message, before compression.
+        sent_length: Of all DATA frames together.
+    """
+
+    chunks: tuple[bytes, ...]
+    message_length: int
+    sent_length: int
+
+
 class Frames:
     """Encodes responses; remembers what it made, up to a number of bytes.
 
@@ -86,35 +119,20 @@ class Frames:
         self._compressor = zstandard.ZstdCompressor(level=level)
         self._budget = budget
         self._size = 0
-        self._made: OrderedDict[tuple[int, str], tuple[bytes, ...]] = OrderedDict()
+        self._made: OrderedDict[tuple[int, Encoding], Encoded] = OrderedDict()
 
-    def chunks(self, response: Response, encoding: Encoding) -> tuple[bytes, ...]:
-        """Return the DATA frames of a response: the same objects for every client."""
-        make = self._zstd if encoding == "zstd" else self._identity
-        return self._once((response.number, encoding), lambda: make(response))
-
-    def message_length(self, response: Response) -> int:
-        """Return the length of prefix and message before compression."""
-        return len(self._message(response))
-
-    def _message(self, response: Response) -> bytes:
-        return self._once((response.number, "message"), lambda: (prefixed(encode(response)),))[0]
-
-    def _identity(self, response: Response) -> tuple[bytes, ...]:
-        return plain_chunks(self._message(response))
-
-    def _zstd(self, response: Response) -> tuple[bytes, ...]:
-        return zstd_chunks(self._message(response), self._compressor.compress)
-
-    def _once(self, key: tuple[int, str], make: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...]:
+    def encoded(self, response: Response, encoding: Encoding) -> Encoded:
+        """Return the bytes of a response: the same object for every client."""
+        key = (response.number, encoding)
         known = self._made.get(key)
         if known is not None:
-            self._made.move_to_end(key)
             return known
-        made = make()
+        message = prefixed(encode(response))
+        chunks = zstd_chunks(message, self._compressor.compress) if encoding == "zstd" else plain_chunks(message)
+        made = Encoded(chunks, len(message), sum(map(len, chunks)))
         self._made[key] = made
-        self._size += sum(map(len, made))
+        self._size += made.sent_length
         while self._size > self._budget and len(self._made) > 1:
             _, dropped = self._made.popitem(last=False)
-            self._size -= sum(map(len, dropped))
+            self._size -= dropped.sent_length
         return made

@@ -13,9 +13,10 @@ from urllib.parse import quote, unquote
 
 from xds.errors import RefusedRequestError
 
-__all__ = ["DELTA_PATH", "Deframer", "Status", "decode_message", "prefixed", "trailers"]
+__all__ = ["DELTA_PATH", "SOTW_PATH", "Deframer", "Status", "decode_message", "prefixed", "trailers"]
 
 DELTA_PATH: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
+SOTW_PATH: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 
 _PREFIX_LENGTH: Final = 5
 _MAX_STATUS_MESSAGE: Final = 1024
@@ -27,6 +28,7 @@ class Status(enum.IntEnum):
     OK = 0
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
@@ -68,6 +70,12 @@ class Deframer:
         Raises:
             RefusedRequestError: A message is too long (RESOURCE_EXHAUSTED) or compressed by gRPC (UNIMPLEMENTED).
         """
+        if not self._buffer and len(data) >= _PREFIX_LENGTH and data[0] == 0:
+            # The usual case: exactly one message.
+            length = int.from_bytes(data[1:_PREFIX_LENGTH], "big")
+            if length == len(data) - _PREFIX_LENGTH and length <= self._limit:
+                yield data[_PREFIX_LENGTH:]
+                return
         self._buffer += data
         while len(self._buffer) >= _PREFIX_LENGTH:
             length = int.from_bytes(self._buffer[1:_PREFIX_LENGTH], "big")

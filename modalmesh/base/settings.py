@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -76,6 +76,17 @@ class Xds(Section):
 
     listen: Address = "127.0.0.1:18000"
     zstd_level: Annotated[int, Field(ge=1, le=19)] = 3
+    certificate: Path | None = None
+    """PEM; with it (and ``key``) the server speaks TLS."""
+    key: Path | None = None
+    client_ca: Path | None = None
+    """PEM; with it clients need a certificate, and addresses beyond loopback may be listened on."""
+
+    @model_validator(mode="after")
+    def _certificate_has_key(self) -> Xds:
+        if (self.certificate is None) != (self.key is None) or (self.client_ca is not None and self.key is None):
+            raise ValueError("certificate and key belong together, and client_ca needs both")
+        return self
 
 
 class Controlplane(Section):
