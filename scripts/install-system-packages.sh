@@ -8,6 +8,7 @@ packages=(
     libgomp1           # scikit-learn, onnxruntime
     libpython3.11      # Triton's Python backend links to it
     make
+    openssl            # tests make certificates
     python3
     python3-venv
 )
