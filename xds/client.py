@@ -47,7 +47,6 @@ _CONNECT_TIMEOUT: Final = 5.0
 _FIRST_BACKOFF: Final = 0.1
 _MAX_RESPONSE: Final = 256 * 1024 * 1024
 """Bytes of one decompressed response: a fleet's whole configuration, and no bomb."""
-_WINDOW: Final = 1024 * 1024
 _STREAM_ID: Final = 1
 _DECOMPRESS_STEP: Final = 1024
 """Compressed bytes handed to zstd at a time: each step may grow to 32 MiB at most before the limit is looked at."""
@@ -205,9 +204,7 @@ class _Connection(Http2Protocol):
     """
 
     def __init__(self, on_response: _OnResponse) -> None:
-        super().__init__(
-            client_side=True, settings={SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0}
-        )
+        super().__init__(client_side=True, settings={SettingCodes.ENABLE_PUSH: 0})
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._on_response = on_response
         self._deframer = Deframer(_MAX_RESPONSE)
@@ -249,8 +246,7 @@ class _Connection(Http2Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open the stream."""
         super().connection_made(transport)
-        self.h2.initiate_connection()
-        self.h2.increment_flow_control_window(_WINDOW)
+        self.greet()
         self.h2.send_headers(
             _STREAM_ID,
             [

@@ -171,7 +171,7 @@ class Connection(Http2Protocol):
             return None
         rest = bytes(self._prelude[len(_PREFACE) :])
         self._prelude = None
-        self.h2.initiate_connection()
+        self.greet()
         self.h2.receive_data(_PREFACE)
         return rest
 
