@@ -13,6 +13,7 @@ packages=(
     libpython3.11      # Triton's Python backend links to it
     linux-libc-dev     # headers of the kernel programs
     make
+    openssl            # tests make certificates
     python3
     python3-bpfcc      # tracing tools (modalmesh bpf trace)
     python3-venv

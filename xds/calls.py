@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -13,7 +13,7 @@ from modalmesh.base.logging import get_logger
 from xds import health, metrics
 from xds.delta import DeltaStream
 from xds.errors import RefusedRequestError
-from xds.frames import Encoding
+from xds.frames import Encoded, Encoding
 from xds.grpc_wire import DELTA_PATH, SOTW_PATH, Status, prefixed
 from xds.pb.envoy.config.core.v3 import base_pb2
 from xds.pb.envoy.service.discovery.v3 import discovery_pb2
@@ -21,16 +21,13 @@ from xds.pushes import Response
 from xds.rpc import Call, Link
 from xds.snapshot import Snapshot
 from xds.sotw import SotwStream
-from xds.stream import AdsState, Answer
+from xds.stream import AdsState, Answer, News
 from xds.subscription import Subscription
 from xds.types import short_name
 
 __all__ = ["PATHS", "AdsCall", "call_of"]
 
 _log = get_logger()
-
-_MESSAGE_BYTES: Final = metrics.BYTES.labels("message")
-_SENT_BYTES: Final = metrics.BYTES.labels("sent")
 
 _REQUESTS_KEPT: Final = 64 * 1024
 """Longest SotW request that is remembered so that the next need not be parsed."""
@@ -82,13 +79,12 @@ class AdsCall(abc.ABC):
         """The client wants no more."""
         self._link.finish(self._stream_id, Status.OK)
 
-    def on_snapshot(self, snapshot: Snapshot, changed: Mapping[str, frozenset[str]], now: float) -> None:
+    def on_snapshot(self, snapshot: Snapshot, news: News, now: float) -> None:
         """Tell the client what changed."""
         if self.state is not None:
-            responses = self.state.on_snapshot(snapshot, changed, now)
-            if responses:
-                self.send(responses)
-                self._link.write()
+            for response in self.state.on_snapshot(snapshot, news, now):
+                encoded = self._encoded(response)
+                self._link.push(self._stream_id, encoded.chunks, encoded.frame(self._stream_id))
 
     def tick(self, now: float) -> None:
         """Enforce time limits; send what waited long enough."""
@@ -108,13 +104,8 @@ class AdsCall(abc.ABC):
 
     def send(self, responses: list[Response]) -> None:
         """Queue responses."""
-        frames = self._server.frames
         for response in responses:
-            encoded = frames.encoded(response, self.encoding)
-            metrics.responses(self._label(response.type_url)).inc()
-            _MESSAGE_BYTES.inc(encoded.message_length)
-            _SENT_BYTES.inc(encoded.sent_length)
-            self._link.queue(self._stream_id, encoded.chunks)
+            self._link.queue(self._stream_id, self._encoded(response).chunks)
 
     def forgotten(self) -> None:
         """The call is over."""
@@ -144,6 +135,11 @@ class AdsCall(abc.ABC):
         """Whether the message says nothing but that the response is accepted; told without parsing."""
 
     # --- details
+
+    def _encoded(self, response: Response) -> Encoded:
+        encoded = self._server.frames.encoded(response, self.encoding)
+        self._server.tally.sent(response.type_url, encoded.message_length, encoded.sent_length)
+        return encoded
 
     def _first(self, message: bytes, now: float) -> None:
         server = self._server
@@ -180,7 +176,7 @@ class AdsCall(abc.ABC):
         self._link.reset(self._stream_id)
 
     def _count(self, type_url: str, answer: Answer) -> None:
-        metrics.answers(self._label(type_url), answer).inc()
+        self._server.tally.answered(type_url, answer)
         self._server.watchdog.was_answered(self._client, type_url)
         if answer == "nack" and self.state is not None:
             _log.warning(
@@ -189,11 +185,6 @@ class AdsCall(abc.ABC):
                 type=short_name(type_url),
                 error=self.state.types[type_url].error,
             )
-
-    def _label(self, type_url: str) -> str:
-        snapshot = self.state.snapshot if self.state is not None else None
-        # Only what a snapshot holds: a client must not be able to invent label values.
-        return short_name(type_url) if snapshot is not None and snapshot.of_type(type_url) else "other"
 
     def _say(self, reason: str, what: str) -> None:
         metrics.ENDED.labels(reason).inc()

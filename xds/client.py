@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -46,7 +47,6 @@ _CONNECT_TIMEOUT: Final = 5.0
 _FIRST_BACKOFF: Final = 0.1
 _MAX_RESPONSE: Final = 256 * 1024 * 1024
 """Bytes of one decompressed response: a fleet's whole configuration, and no bomb."""
-_WINDOW: Final = 1024 * 1024
 _STREAM_ID: Final = 1
 _DECOMPRESS_STEP: Final = 1024
 """Compressed bytes handed to zstd at a time: each step may grow to 32 MiB at most before the limit is looked at."""
@@ -63,6 +63,7 @@ class AdsClient:
         names: Type URL → names to subscribe to; default ``*``.
         max_backoff: Longest pause between two attempts to connect, in seconds.
         keepalive: Seconds of silence after which the server is pinged, and again until the connection is given up.
+        tls: Makes the connection secure (``listening.client_context``).
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class AdsClient:
         names: Mapping[str, Iterable[str]] | None = None,
         max_backoff: float = 5.0,
         keepalive: float = 20.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         split_address(address)  # a ValueError now, not at the first attempt
         self._address = address
         self._consumer = Consumer(node, handlers, names)
         self._max_backoff = max_backoff
         self._keepalive = keepalive
+        self._tls = tls
         self._connected = False
         self._heard = False
 
@@ -104,7 +107,7 @@ class AdsClient:
             backoff = min(backoff * 2, self._max_backoff)
 
     async def _session(self) -> None:
-        connection = await _connect(self._address, self._on_response)
+        connection = await _connect(self._address, self._on_response, self._tls)
         self._connected = True
         metrics.CLIENT_CONNECTED.set(1)
         try:
@@ -132,6 +135,7 @@ async def fetch(
     timeout: float,  # noqa: ASYNC109 — a caller's budget, part of the interface
     *,
     names: Iterable[str] = ("*",),
+    tls: ssl.SSLContext | None = None,
 ) -> dict[str, bytes]:
     """Return name → serialised message of a type's resources, once; no subscription is kept.
 
@@ -141,6 +145,7 @@ async def fetch(
         type_url: The type.
         timeout: Seconds for everything.
         names: Names to ask for; default all.
+        tls: Makes the connection secure.
 
     Raises:
         UnreachableError: Nobody answers at the address.
@@ -155,7 +160,7 @@ async def fetch(
     request = discovery_pb2.DeltaDiscoveryRequest(node=node, type_url=type_url, resource_names_subscribe=tuple(names))
     try:
         async with asyncio.timeout(timeout):
-            connection = await _connect(address, keep)
+            connection = await _connect(address, keep, tls)
             try:
                 connection.send_request(request)
                 await asyncio.wait((answer, connection.lost), return_when=asyncio.FIRST_COMPLETED)
@@ -170,7 +175,7 @@ async def fetch(
     return {resource.name: resource.resource.value for resource in answer.result().resources}
 
 
-async def _connect(address: str, on_response: _OnResponse) -> _Connection:
+async def _connect(address: str, on_response: _OnResponse, tls: ssl.SSLContext | None = None) -> _Connection:
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
     try:
@@ -178,7 +183,7 @@ async def _connect(address: str, on_response: _OnResponse) -> _Connection:
             if address.startswith("unix:"):
                 _, connection = await loop.create_unix_connection(lambda: _Connection(on_response), host)
             else:
-                _, connection = await loop.create_connection(lambda: _Connection(on_response), host, port)
+                _, connection = await loop.create_connection(lambda: _Connection(on_response), host, port, ssl=tls)
     except (OSError, TimeoutError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "no answer"
         raise UnreachableError(
@@ -199,9 +204,7 @@ class _Connection(Http2Protocol):
     """
 
     def __init__(self, on_response: _OnResponse) -> None:
-        super().__init__(
-            client_side=True, settings={SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW, SettingCodes.ENABLE_PUSH: 0}
-        )
+        super().__init__(client_side=True, settings={SettingCodes.ENABLE_PUSH: 0})
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._on_response = on_response
         self._deframer = Deframer(_MAX_RESPONSE)
@@ -243,8 +246,7 @@ class _Connection(Http2Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open the stream."""
         super().connection_made(transport)
-        self.h2.initiate_connection()
-        self.h2.increment_flow_control_window(_WINDOW)
+        self.greet()
         self.h2.send_headers(
             _STREAM_ID,
             [

@@ -171,7 +171,7 @@ class Connection(Http2Protocol):
             return None
         rest = bytes(self._prelude[len(_PREFACE) :])
         self._prelude = None
-        self.h2.initiate_connection()
+        self.greet()
         self.h2.receive_data(_PREFACE)
         return rest
 
@@ -211,6 +211,10 @@ class Connection(Http2Protocol):
             return
         now = self._clock()
         try:
+            message = stream.deframer.whole(data)
+            if message is not None:
+                stream.call.on_message(message, now)
+                return
             for message in stream.deframer.feed(data):
                 stream.call.on_message(message, now)
                 if stream_id not in self._streams:
@@ -295,6 +299,7 @@ class Connection(Http2Protocol):
     def begin(self, stream_id: int, encoding: Encoding) -> None:
         """Send the response's headers."""
         head = [*_GRPC, ("content-encoding", "zstd")] if encoding == "zstd" else _GRPC
+        self.spoke()
         with contextlib.suppress(ProtocolError):  # reset in the meantime
             self.h2.send_headers(stream_id, head)
             self._streams[stream_id].began = True
@@ -311,6 +316,7 @@ class Connection(Http2Protocol):
     def reset(self, stream_id: int) -> None:
         """End a call without a word."""
         self._forget(stream_id)
+        self.spoke()
         with contextlib.suppress(ProtocolError):  # the peer was faster
             self.h2.reset_stream(stream_id, ErrorCodes.CANCEL)
 
@@ -348,6 +354,7 @@ class Connection(Http2Protocol):
 
     def _finish(self, stream_id: int, headers: list[tuple[str, str]], *, ended: bool) -> None:
         """Send the last headers of a stream; RST_STREAM says that nothing more need come (RFC 9113 §8.1)."""
+        self.spoke()
         with contextlib.suppress(ProtocolError):  # the peer was faster
             self.h2.send_headers(stream_id, headers, end_stream=True)
             if not ended:

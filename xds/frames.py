@@ -22,7 +22,17 @@ from xds.grpc_wire import prefixed
 from xds.pb.envoy.service.discovery.v3 import discovery_pb2
 from xds.pushes import Form, Response
 
-__all__ = ["CHUNK", "MAX_GROWTH", "Encoded", "Encoding", "Frames", "encode", "plain_chunks", "zstd_chunks"]
+__all__ = [
+    "CHUNK",
+    "MAX_GROWTH",
+    "Encoded",
+    "Encoding",
+    "Frames",
+    "data_header",
+    "encode",
+    "plain_chunks",
+    "zstd_chunks",
+]
 
 Encoding = Literal["identity", "zstd"]
 
@@ -68,6 +78,11 @@ def _resources(response: Response) -> Iterator[bytes]:
             yield resource.sotw_wire
 
 
+def data_header(length: int, stream_id: int) -> bytes:
+    """Return the header of a DATA frame without flags (RFC 9113 §4.1)."""
+    return length.to_bytes(3, "big") + b"\0\0" + stream_id.to_bytes(4, "big")
+
+
 def plain_chunks(data: bytes) -> tuple[bytes, ...]:
     """Cut into pieces of equal length, each at most ``CHUNK`` bytes: a short last one would grow most."""
     count = max(1, -(-len(data) // CHUNK))
@@ -100,11 +115,19 @@ class Encoded:
         chunks: What each DATA frame holds.
         message_length: Of prefix and message, before compression.
         sent_length: Of all DATA frames together.
+        first_frame: Where there is one chunk, the whole DATA frame on stream 1, which nearly every client uses.
     """
 
     chunks: tuple[bytes, ...]
     message_length: int
     sent_length: int
+    first_frame: bytes
+
+    def frame(self, stream_id: int) -> bytes:
+        """Return the whole DATA frame for a stream; empty where there are several chunks."""
+        if stream_id == 1 or len(self.chunks) != 1:
+            return self.first_frame
+        return data_header(len(self.chunks[0]), stream_id) + self.chunks[0]
 
 
 class Frames:
@@ -129,7 +152,8 @@ class Frames:
             return known
         message = prefixed(encode(response))
         chunks = zstd_chunks(message, self._compressor.compress) if encoding == "zstd" else plain_chunks(message)
-        made = Encoded(chunks, len(message), sum(map(len, chunks)))
+        frame = data_header(len(chunks[0]), 1) + chunks[0] if len(chunks) == 1 else b""
+        made = Encoded(chunks, len(message), sum(map(len, chunks)), frame)
         self._made[key] = made
         self._size += made.sent_length
         while self._size > self._budget and len(self._made) > 1:

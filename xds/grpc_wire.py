@@ -64,18 +64,19 @@ class Deframer:
         self._limit = limit
         self._buffer = bytearray()
 
+    def whole(self, data: bytes) -> bytes | None:
+        """Return the message if the data is exactly one, the usual case; else None, and ``feed`` must follow."""
+        if self._buffer or len(data) < _PREFIX_LENGTH or data[0] != 0:
+            return None
+        length = int.from_bytes(data[1:_PREFIX_LENGTH], "big")
+        return data[_PREFIX_LENGTH:] if length == len(data) - _PREFIX_LENGTH and length <= self._limit else None
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that are complete now.
 
         Raises:
             RefusedRequestError: A message is too long (RESOURCE_EXHAUSTED) or compressed by gRPC (UNIMPLEMENTED).
         """
-        if not self._buffer and len(data) >= _PREFIX_LENGTH and data[0] == 0:
-            # The usual case: exactly one message.
-            length = int.from_bytes(data[1:_PREFIX_LENGTH], "big")
-            if length == len(data) - _PREFIX_LENGTH and length <= self._limit:
-                yield data[_PREFIX_LENGTH:]
-                return
         self._buffer += data
         while len(self._buffer) >= _PREFIX_LENGTH:
             length = int.from_bytes(self._buffer[1:_PREFIX_LENGTH], "big")

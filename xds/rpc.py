@@ -11,6 +11,7 @@ from typing import Protocol
 
 from xds.frames import Encoding, Frames
 from xds.limits import Limits
+from xds.metrics import Tally
 from xds.pb.envoy.config.core.v3 import base_pb2
 from xds.pushes import Pushes
 from xds.snapshot import Snapshot
@@ -59,6 +60,10 @@ class Link(Protocol):
         """Send DATA frames as soon as flow control lets them; ``write`` must follow."""
         ...
 
+    def push(self, stream_id: int, chunks: Sequence[bytes], frame: bytes) -> None:
+        """Send DATA frames and write them; ``frame`` is the whole DATA frame where there is one chunk."""
+        ...
+
     def write(self) -> None:
         """Hand what may be sent to the socket."""
         ...
@@ -89,6 +94,7 @@ class Serving(Protocol):
     pushes: Pushes
     frames: Frames
     watchdog: Watchdog
+    tally: Tally
     group_of: Callable[[base_pb2.Node], str]
 
     @property

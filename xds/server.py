@@ -26,6 +26,7 @@ from xds.pushes import Pushes
 from xds.rpc import Streaming
 from xds.snapshot import Snapshot
 from xds.store import Change, SnapshotStore
+from xds.stream import News
 from xds.types import short_name
 from xds.watchdog import Watchdog
 
@@ -36,6 +37,8 @@ _log = get_logger()
 _LONGEST_TICK: Final = 0.5
 _BACKLOG: Final = 1024
 """Connections that may wait to be accepted: a fleet comes back at once after a restart."""
+_TICKED_TOGETHER: Final = 50
+"""Connections that are looked after before anything else gets its turn."""
 _CLOSING: Final = 1.0
 """Seconds that clients have to read the last bytes when the server closes."""
 
@@ -70,6 +73,7 @@ class AdsServer:
         self.pushes = Pushes()
         self.frames = Frames(zstd_level)
         self.watchdog = Watchdog()
+        self.tally = metrics.Tally()
         self._listen = listen
         self._address = listen
         self._tls = tls
@@ -147,6 +151,7 @@ class AdsServer:
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
+        self.tally.add(self._store.types)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -160,6 +165,7 @@ class AdsServer:
 
     def clients(self) -> list[status_pb2.Client]:
         """Return the state of every client, by group and node."""
+        self.tally.add(self._store.types)
         wall_offset = time.time() - asyncio.get_running_loop().time()
         described = [
             describe_client(
@@ -249,9 +255,10 @@ class AdsServer:
 
     def _push_to(self, change: Change) -> None:
         now = asyncio.get_running_loop().time()
+        news = News(change.changed)
         for stream in list(self._streams[change.group]):
             try:
-                stream.on_snapshot(change.snapshot, change.changed, now)
+                stream.on_snapshot(change.snapshot, news, now)
             except Exception:
                 # One stream's trouble must not keep the others from their configuration.
                 _log.exception("xds stream could not be updated", node=stream.state.node.id if stream.state else "")
@@ -285,10 +292,13 @@ class AdsServer:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_LONGEST_TICK, shortest / 4))
-            for connection in list(self._connections):
+            self.tally.add(self._store.types)
+            for number, connection in enumerate(list(self._connections), 1):
                 try:
                     connection.tick(loop.time())
                 except Exception:
                     _log.exception("xds connection ended by a mistake of the server")
                     metrics.ENDED.labels("internal").inc()
                     connection.abort()
+                if number % _TICKED_TOGETHER == 0:
+                    await asyncio.sleep(0)

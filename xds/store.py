@@ -102,6 +102,11 @@ class SnapshotStore:
         return {group: checked.faults for group, checked in self._checked.items() if checked.faults}
 
     @property
+    def types(self) -> frozenset[str]:
+        """The types of which anything is served."""
+        return frozenset(url for checked in self._checked.values() for url in checked.snapshot.type_urls)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing was ever handed out."""
         return not self._checked

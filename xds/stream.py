@@ -30,7 +30,7 @@ from xds.subscription import Subscription
 from xds.types import CLUSTER, LISTENER, REMOVED_LAST, ROUTE, push_rank, short_name
 from xds.warming import WAITS_FOR
 
-__all__ = ["MAX_TYPES", "WARM_LIMIT", "AdsState", "Answer", "Draft"]
+__all__ = ["MAX_TYPES", "WARM_LIMIT", "AdsState", "Answer", "Draft", "News"]
 
 MAX_TYPES: Final = 64
 """Types that one stream may ask for."""
@@ -47,6 +47,9 @@ _RESOURCE_EXHAUSTED: Final = 8
 Answer: TypeAlias = Literal["ack", "nack"]
 
 _REFERRERS: Final = (LISTENER, ROUTE)
+
+_ENTANGLED: Final = (*WAITS_FOR, *_REFERRERS)
+"""Types whose changes bring or wait for those of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,24 @@ class Draft:
     kept_back: tuple[str, ...] = ()
     changed: Iterable[Resource] | None = None
     key: Hashable = None
+
+
+class News:
+    """What a new snapshot changes, shared by all streams of a group.
+
+    Most clients of a fleet ask for the same and hold the same, so what one is told, all are: it is remembered here.
+
+    Args:
+        changed: Names by type: ``snapshot.changed_since(the one before)``; unused where there was none.
+    """
+
+    __slots__ = ("changed", "told", "type_url")
+
+    def __init__(self, changed: Mapping[str, frozenset[str]]) -> None:
+        self.changed = changed
+        # The one type that changed, if its news need nothing of other types and nothing of them waits.
+        self.type_url = next(iter(changed)) if len(changed) == 1 and changed.keys().isdisjoint(_ENTANGLED) else ""
+        self.told: dict[Hashable, list[Response]] = {}
 
 
 class AdsState(abc.ABC):
@@ -108,18 +129,47 @@ class AdsState(abc.ABC):
         subscription.answered(None, now)
         return self._flush(now)
 
-    def on_snapshot(self, snapshot: Snapshot, changed: Mapping[str, frozenset[str]], now: float) -> list[Response]:
-        """Take a new snapshot; ``changed`` is ``snapshot.changed_since(the one before)``, unused if there was none."""
+    def on_snapshot(self, snapshot: Snapshot, news: News, now: float) -> list[Response]:
+        """Take a new snapshot, and what it changes."""
         old, self._snapshot = self._snapshot, snapshot
         if old is None:
             for subscription in self._types.values():
                 subscription.note_everything(snapshot)
             return self._flush(now)
+        if news.type_url:
+            only = self._types.get(news.type_url)
+            if only is None:
+                return []
+            if only.settled and only.beat_at is None:
+                return self._as_told(only, old, snapshot, news, now)
+        return self._take(old, snapshot, news.changed, now)
+
+    def _as_told(
+        self, subscription: Subscription, old: Snapshot, new: Snapshot, news: News, now: float
+    ) -> list[Response]:
+        """Tell a client that holds everything what another one in its place was told."""
+        key = (self.form, subscription.wildcard, subscription.names if not subscription.wildcard else None)
+        if not subscription.wildcard and not isinstance(subscription.names, frozenset):
+            return self._take(old, new, news.changed, now)
+        told = news.told.get(key)
+        if told is not None:
+            if not told:
+                return told
+            if told[0].number > subscription.last_number:
+                subscription.sent(told[0], now)
+                return told
+        responses = self._take(old, new, news.changed, now)
+        # Whether a removal may be told depends on the client's other types.
+        if not subscription.pending and not any(item.removed for item in responses):
+            news.told[key] = responses
+        return responses
+
+    def _take(self, old: Snapshot, new: Snapshot, changed: Mapping[str, frozenset[str]], now: float) -> list[Response]:
         touched = False
         for type_url, names in changed.items():
             wanted = self._types.get(type_url)
-            if wanted is not None and wanted.note_change(names, old, snapshot):
-                self._note_change(wanted, names, old, snapshot)
+            if wanted is not None and wanted.note_change(names, old, new):
+                self._note_change(wanted, names, old, new)
                 touched = True
         return self._flush(now) if touched else []
 

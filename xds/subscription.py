@@ -80,6 +80,11 @@ class Subscription:
         return self.fresh or bool(self.stale) or bool(self.forced) or self.must_answer
 
     @property
+    def settled(self) -> bool:
+        """The client holds what it wants, and has said so or refused it."""
+        return not (self.in_flight is not None or self.stale or self.forced or self.fresh or self.must_answer)
+
+    @property
     def unsettled(self) -> bool:
         """The client has not taken everything that it was, or will be, told."""
         return self.in_flight is not None or self.pending or bool(self.error)

@@ -24,7 +24,7 @@ from xds.pb.xds import status_pb2 as status_message
 from xds.pushes import Pushes, Response
 from xds.snapshot import Resource, Snapshot
 from xds.sotw import SotwStream
-from xds.stream import AdsState
+from xds.stream import AdsState, News
 from xds.types import CLUSTER, ENDPOINT, LISTENER, ROUTE, short_name
 
 POLICY = "type.googleapis.com/example.Policy"
@@ -84,7 +84,7 @@ class Script:
         new = Snapshot(resources)
         changed = {} if self.snapshot is None else new.changed_since(self.snapshot)
         self.snapshot = new
-        return self.out(self.stream.on_snapshot(new, changed, self.now))
+        return self.out(self.stream.on_snapshot(new, News(changed), self.now))
 
     def wait(self, seconds: float) -> list[str]:
         self.now += seconds

@@ -10,6 +10,7 @@ import struct
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import h2.config
 import h2.connection
@@ -148,7 +149,7 @@ class RawPeer:
         self.give_credit = True
 
     @classmethod
-    async def connect(cls, server: AdsServer, window: int | None = None) -> RawPeer:
+    async def connect(cls, server: AdsServer, window: int | None = None) -> Self:
         host, port = split_address(server.address)
         if port:
             peer = cls(*await asyncio.open_connection(host, port))
