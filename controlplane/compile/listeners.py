@@ -54,8 +54,9 @@ ACCESS_LOG_FIELDS = {
 }
 """Field → Envoy's command operator. What does not apply to a request is null."""
 
-# A router that is there answers at once: with its decision, or by asking for the time that the encoder may take.
-_ROUTER_MESSAGE_TIMEOUT = timedelta(seconds=1)
+# A router that is there answers at once: with its decision, or by asking for the time that the encoder may take. «At
+# once» includes taking the body over: twenty pictures of 12 MiB at the same time keep it busy for more than a second.
+_ROUTER_MESSAGE_TIMEOUT = timedelta(seconds=3)
 
 # A picture of 1 MiB comes in without waiting; a larger body waits for WINDOW_UPDATE, one per window.
 _STREAM_WINDOW = 1 << 20

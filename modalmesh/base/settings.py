@@ -8,7 +8,6 @@ no limit.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -120,7 +119,7 @@ class Encoder(Section):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     queue: Annotated[int, Field(ge=1, le=65536)] = 256
     """Requests that may wait; more are refused."""
-    max_pixels: Annotated[int, Field(ge=1)] = 64_000_000
+    max_pixels: Annotated[int, Field(ge=1)] = 50_000_000
     """Larger pictures are refused before they are decoded."""
 
 
@@ -164,7 +163,9 @@ class Metrics(Section):
 def _default_runtime_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/run/modalmesh")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"modalmesh-{os.geteuid()}"
+    # Never under /tmp: whoever made the directory first could put his own sockets and models into it.
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(own) / "modalmesh" if own else Path.home() / ".local" / "state" / "modalmesh"
 
 
 def _checked_runtime_dir(path: Path) -> Path:
@@ -260,11 +261,15 @@ def load(file: Path | None = None) -> Settings:
         return Settings(**cast("dict[str, Any]", values))
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {_reason(item['type'], item['msg'])}"
             for item in error.errors()
         )
         source = f" (from {path} and the environment)" if path else ""
         raise SettingsError(f"settings are not valid{source}: {problems}") from error
+
+
+def _reason(kind: str, message: str) -> str:
+    return "is no setting" if kind == "extra_forbidden" else message.removeprefix("Value error, ")
 
 
 def _read(path: Path) -> dict[str, object]:
