@@ -2,7 +2,7 @@
 
 The programs need the kernel's user-space headers only (Debian's linux-libc-dev) and libbpf's; no kernel source.
 
-    python -m bpf.build         builds what is missing or older than its sources, in the package
+    python -m bpf.build              builds what is missing or older than its sources, in the package
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["NAMES", "build", "build_on_node", "build_package", "node_directory",
 
 SOURCES: Final = Path(__file__).parent / "programs"
 
-NAMES: Final[tuple[str, ...]] = ()
+NAMES: Final = ("xdp_gpu_bypass", "tc_gpu_bypass", "sock_lb", "sock_join", "tcp_signals")
 """Every object, by the name of its source."""
 
 _TIMEOUT_S: Final = 120.0

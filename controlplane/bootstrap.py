@@ -37,7 +37,7 @@ from xds.pb.envoy.config.cluster.v3 import cluster_pb2
 from xds.pb.envoy.config.core.v3 import address_pb2
 from xds.pb.envoy.config.listener.v3 import listener_pb2
 
-__all__ = ["as_json", "build", "write"]
+__all__ = ["as_json", "build", "check", "write"]
 
 _CONTROL_PLANE = "modalmesh-controlplane"
 _XDS = "modalmesh-xds"
@@ -97,7 +97,7 @@ def build(settings: Settings) -> bootstrap.Bootstrap:
         overload_manager=OverloadManager(resource_monitors=[_connection_limit()]),
         layered_runtime=_runtime(),
     )
-    _check(message)
+    check(message)
     return message
 
 
@@ -166,7 +166,12 @@ def _runtime() -> bootstrap.LayeredRuntime:
     return bootstrap.LayeredRuntime(layers=[bootstrap.RuntimeLayer(name="modalmesh", static_layer=off)])
 
 
-def _check(message: bootstrap.Bootstrap) -> None:
+def check(message: bootstrap.Bootstrap) -> None:
+    """Make sure that a bootstrap allows HTTP/1.1 nowhere but at its admin interface, and that one on this machine only.
+
+    Raises:
+        Http1Error: Names the first place.
+    """
     static = message.static_resources or bootstrap.BootstrapStaticResources()
     places = [
         *(

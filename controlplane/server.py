@@ -20,6 +20,7 @@ from controlplane.compile import Compiled, GatewayOptions, Options
 from controlplane.directory import signature
 from controlplane.embeddings import Embedder
 from controlplane.errors import UnreadableError
+from controlplane.rollout import ENVOY, ROUTER, Rollout
 from controlplane.runtime import make_runtime_dir
 from controlplane.update import Update, prepare
 from controlplane.watch import changes
@@ -35,12 +36,9 @@ from xds.server import AdsServer
 from xds.snapshot import Snapshot
 from xds.status import StatusServer
 
-__all__ = ["ENVOY", "ROUTER", "Publisher", "embedder_of", "group_of", "options_of", "run", "serve"]
+__all__ = ["Publisher", "embedder_of", "group_of", "options_of", "run", "serve"]
 
 _log = get_logger()
-
-ENVOY: Final = "envoy"
-ROUTER: Final = "router"
 
 _EMBED_TIMEOUT: Final = 120.0
 """Seconds; a CLIP text model on one slow core takes 20 for 100 descriptions."""
@@ -80,13 +78,13 @@ def embedder_of(settings: Settings) -> Embedder:
 
 
 class Publisher:
-    """Takes updates and gives them to the server; decides what a failed one means."""
+    """Takes updates and rolls them out; decides what a failed one means."""
 
     def __init__(self, settings: Settings, server: AdsServer) -> None:
         self._documents = settings.controlplane.documents
         self._options = options_of(settings)
         self._embedder = embedder_of(settings)
-        self._server = server
+        self._rollout = Rollout(server)
         self._served: Compiled | None = None
         # Until policies have been served once, an encoder that fails costs the policies and nothing else.
         self._policies_can_wait = True
@@ -108,12 +106,16 @@ class Publisher:
         if update.compiled is None:
             metrics.UPDATES.labels("refused").inc()
         else:
-            self._publish(update.compiled, without_policies=update.encoder_failed)
+            await self._publish(update.compiled, without_policies=update.encoder_failed)
         if not update.encoder_failed:
             self._retry = _FIRST_RETRY
             return None
         delay, self._retry = self._retry, min(2 * self._retry, _LONGEST_RETRY)
         return delay
+
+    async def close(self) -> None:
+        """Stop; what is served stays."""
+        await self._rollout.close()
 
     def _log_problems(self, update: Update) -> None:
         metrics.PROBLEMS.set(len(update.problems))
@@ -129,14 +131,12 @@ class Publisher:
             stays = "what is being served stays" if self._served else "nothing is served yet"
             _log.error(f"documents refused; {stays}", problems=len(lines))
 
-    def _publish(self, compiled: Compiled, *, without_policies: bool) -> None:
+    async def _publish(self, compiled: Compiled, *, without_policies: bool) -> None:
         self._policies_can_wait = without_policies
         if compiled == self._served:
             metrics.UPDATES.labels("unchanged").inc()
             return
-        # Clusters before the policies that name them. Nothing else runs between the two.
-        self._server.set_snapshot(ENVOY, compiled.envoy)
-        self._server.set_snapshot(ROUTER, compiled.router)
+        await self._rollout.begin(compiled)
         self._served = compiled
         metrics.UPDATES.labels("without_policies" if without_policies else "published").inc()
         for group, snapshot in ((ENVOY, compiled.envoy), (ROUTER, compiled.router)):
@@ -176,6 +176,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                     await asyncio.wait_for(changed.wait(), retry)
         finally:
             stop.set()
+            await publisher.close()
             await watcher
 
 

@@ -23,6 +23,7 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from modalmesh.base.errors import XdsError
@@ -74,6 +75,7 @@ class AdsClient:
         max_backoff: float = 5.0,
         keepalive: float = 20.0,
     ) -> None:
+        split_address(address)  # a ValueError now, not at the first attempt
         self._address = address
         self._consumer = Consumer(node, handlers, names)
         self._max_backoff = max_backoff
@@ -92,7 +94,7 @@ class AdsClient:
         while True:
             try:
                 await self._session()
-            except XdsError as error:
+            except (XdsError, ProtocolError) as error:
                 _log.warning("xds stream lost; what was received stays in force", address=self._address, why=str(error))
             if self._heard:
                 backoff = _FIRST_BACKOFF

@@ -42,6 +42,9 @@ __all__ = ["AdsStream", "Connection", "Limits", "Serving"]
 
 _log = get_logger()
 
+_MESSAGE_BYTES: Final = metrics.BYTES.labels("message")
+_SENT_BYTES: Final = metrics.BYTES.labels("sent")
+
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """RFC 9113 §3.4: what every HTTP/2 client sends first."""
 
@@ -167,8 +170,8 @@ class AdsStream:
         for response in responses:
             chunks = frames.chunks(response, self.encoding)
             metrics.RESPONSES.labels(self._label(response.type_url)).inc()
-            metrics.BYTES.labels("message").inc(frames.message_length(response))
-            metrics.BYTES.labels("sent").inc(sum(map(len, chunks)))
+            _MESSAGE_BYTES.inc(frames.message_length(response))
+            _SENT_BYTES.inc(sum(map(len, chunks)))
             self.connection.queue(self.stream_id, chunks)
 
     def _count_answer(self, request: discovery_pb2.DeltaDiscoveryRequest, answer: str) -> None:
@@ -201,6 +204,7 @@ class Connection(Http2Protocol):
         self._prelude: bytearray | None = bytearray()
         self._resets = 0
         self._over = False
+        self._lingered = False
 
     # --- asyncio
 
@@ -304,6 +308,12 @@ class Connection(Http2Protocol):
         """Let time pass: limits are enforced, what waited long enough is sent."""
         limits = self.server.limits
         self._resets = 0
+        if self._over:
+            # The last bytes had at least a tick to leave; a peer that does not read them must not stay for ever.
+            if self._lingered:
+                self.transport.abort()
+            self._lingered = True
+            return
         if self._prelude is not None:
             if now - self._opened >= limits.handshake:
                 self._end("handshake", "sent no HTTP/2 preface")

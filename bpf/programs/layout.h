@@ -35,7 +35,7 @@
 #define MM_UDP_FLOWS 65536
 
 struct mm_addr {
-	__u8 bytes[16];
+	__be32 words[4];
 };
 
 /* One entry, index 0 of mesh_config. */
@@ -135,7 +135,7 @@ struct backend_slot {
 /* Kept with a socket (SK_STORAGE) once its connection was translated. */
 struct socket_origin {
 	struct service_key service; /* what the application asked for */
-	__u32 service_id;
+	struct endpoint backend;    /* what it got: a socket that is reconnected past us shows another peer */
 	__u32 tier;
 };
 
@@ -151,8 +151,8 @@ struct udp_reverse_key {
 struct service_stats {
 	__u64 connections;  /* connect() translated */
 	__u64 datagrams;    /* sendmsg() translated */
-	__u64 no_backend;   /* left to the plain way: no slot, or the table vanished twice under our hands */
-	__u64 wrong_family; /* left to the plain way: an IPv4 socket, an IPv6 backend */
+	__u64 no_backend;   /* left to the plain way: no slot, or its table was exchanged twice meanwhile */
+	__u64 wrong_family; /* left to the plain way: the socket can't reach the backend's address family */
 };
 
 /* Value of backend_stats, by endpoint.id. */
@@ -180,7 +180,11 @@ struct join_peer {
 
 /* Kept with a socket (SK_STORAGE). */
 struct join_state {
+	struct join_key peer; /* under which the other end lies in join_sockets and join_peers */
+	__u32 snd_nxt;        /* as in join_peer, of this end */
+	__u32 rcv_nxt;
 	__u32 plain; /* 1: this direction goes through TCP for good; going back would reorder */
+	__u32 zero;
 };
 
 /* Indices of join_stats. */
@@ -188,7 +192,7 @@ enum join_event {
 	JOIN_ADDED = 0,       /* a socket entered the map */
 	JOIN_ADD_FAILED = 1,  /* it could not (map full, state) */
 	JOIN_REDIRECTED = 2,  /* message handed to the peer; packets = messages */
-	JOIN_NO_PEER = 3,     /* direction went back to TCP: the peer isn't joined */
+	JOIN_NO_PEER = 3,     /* direction went back to TCP: the peer isn't joined (yet) */
 	JOIN_HIGHWATER = 4,   /* direction went back to TCP: the reader doesn't keep up */
 	JOIN_FAILED = 5,      /* direction went back to TCP: redirect refused */
 	JOIN_PLAIN = 6,       /* message sent by TCP on a joined socket */

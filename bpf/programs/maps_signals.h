@@ -7,13 +7,11 @@
 #ifndef MODALMESH_MAPS_SIGNALS_H
 #define MODALMESH_MAPS_SIGNALS_H
 
-#include "maps.h"
+#include "maps_tier.h"
 
 MM_SPARSE_MAP(tier_addresses, BPF_MAP_TYPE_HASH, struct service_key, __u32, MM_SERVICES);
 MM_SPARSE_MAP(tier_marks, BPF_MAP_TYPE_HASH, __u32, __u32, MM_MARKS);
-MM_MAP(tcp_stats, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct tcp_stats, MM_TIERS);
 /* Index: tier * MM_RTT_BUCKETS + bucket. */
 MM_MAP(rtt_histogram, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, MM_TIERS *MM_RTT_BUCKETS);
-MM_SOCKET_MAP(signal_state, struct signal_state);
 
 #endif

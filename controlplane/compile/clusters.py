@@ -49,6 +49,8 @@ def _service(service: Service) -> cluster_pb2.Cluster:
         cluster.eds_cluster_config.eds_config.CopyFrom(ADS)
     if service.protocol == "grpc":
         cluster.health_checks.append(_grpc_health_check())
+        # Else an endpoint that is taken out of the documents goes on being used for as long as it answers.
+        cluster.ignore_health_on_host_removal = True
     return cluster
 
 

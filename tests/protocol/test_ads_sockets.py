@@ -440,7 +440,7 @@ async def unharmed(limits: Limits | None = None, listen: str = "127.0.0.1:0") ->
     async with serving(policy("a"), limits=limits, listen=listen) as server:
         yield server
         assert set(await fetch(server.address, node(), POLICY, 5.0)) == {"a"}
-        await until(lambda: not server.clients())
+        await until(lambda: not server.clients() and not server._connections)
 
 
 async def raw_answer(server: AdsServer, data: bytes) -> bytes:
@@ -677,6 +677,21 @@ async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
         assert b"modalmsh" in data
         await peer.close()
     assert counted("keepalive") == before + 1
+
+
+async def test_a_peer_that_stops_reading_is_forgotten_with_all_that_waits_for_it(folder: Path) -> None:
+    noise = "".join(map(chr, range(0x4E00, 0x4E00 + 20_000)))
+    limits = Limits(ack_timeout=0.2, keepalive_idle=0.2, keepalive_timeout=0.2)
+    async with unharmed(limits, listen=f"unix:{folder}/xds.sock") as server:
+        server.set_snapshot("router", Snapshot([policy("a"), *(policy(str(number), noise) for number in range(50))]))
+        peer = await RawPeer.connect(server, 2**31 - 1)
+        peer.h2.increment_flow_control_window(2**30)
+        peer.open(accept_encoding=None)
+        peer.ask("*")
+        await until(lambda: len(server._connections) == 1)
+        await until(lambda: not server._connections)
+        await peer.close()
+        server.set_snapshot("router", Snapshot([policy("a")]))
 
 
 async def test_a_peer_that_answers_pings_stays() -> None:

@@ -339,6 +339,16 @@ def test_a_name_dropped_under_the_wildcard_is_answered() -> None:  # X14
     assert script.change(policy("a", "2")) == ["Policy +a"]
 
 
+def test_without_the_wildcard_the_client_holds_only_what_it_named() -> None:  # X9
+    script = Script(policy("a"), policy("b"))
+    script.ask(POLICY, "*", "a")
+    script.ack(POLICY)
+    script.ask(POLICY, drop=["*"])
+    assert set(script.stream.types[POLICY].held) == {"a"}
+    script.change(policy("a"))
+    assert script.ask(POLICY, "*") == ["Policy +a"]
+
+
 def test_coming_back_with_everything_equal_brings_nothing() -> None:  # X15
     script = Script(cluster("a"), endpoints("a"), listener("l"), route("r"), policy("p"))
     held = {url: script.versions(url) for url in (CLUSTER, ENDPOINT, LISTENER, ROUTE, POLICY)}
