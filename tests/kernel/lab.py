@@ -134,6 +134,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._undo = contextlib.ExitStack()
+        self._children: list[Child] = []
 
     def __enter__(self) -> Lab:
         return self
@@ -186,7 +187,12 @@ class Lab:
         """Run ``function(tell, *args)`` in a child."""
         child = Child(function, *args, netns=netns, cgroup=cgroup)
         self._undo.callback(child.close)
+        self._children.append(child)
         return child
+
+    def stop_children(self) -> None:
+        for child in self._children:
+            child.kill()
 
     def closing(self, thing: Any) -> Any:
         """``thing``, closed at the end."""

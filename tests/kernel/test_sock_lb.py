@@ -60,9 +60,7 @@ def world(lab: Lab) -> World:
     server = lab.start(serve_names, [(address, BACKEND_PORT) for address in BACKENDS4 + BACKENDS6], netns=netns)
     sock_lb = attach_sock_lb(lab, cgroup)
     for number, (vip, backends) in enumerate(((VIP4, BACKENDS4), (VIP6, BACKENDS6)), start=1):
-        weighted = [
-            (endpoint(address, 10 * number + index), WEIGHTS[index]) for index, address in enumerate(backends)
-        ]
+        weighted = [(endpoint(address, 10 * number + index), WEIGHTS[index]) for index, address in enumerate(backends)]
         set_service(sock_lb, ServiceKey(ip_address(vip), PORT, TCP), number, weighted)
         set_service(sock_lb, ServiceKey(ip_address(vip), PORT, UDP), number + 2, weighted)
     server.hear()
