@@ -58,20 +58,17 @@ class Desired:
     tier_addresses: Mapping[ServiceKey, int] = field(default_factory=dict)
 
 
-def desired(policy: Policy, node: str, targets: Mapping[str, Target], *, join_highwater: int = 0) -> Desired:
+def desired(policy: Policy, node: str, targets: Mapping[str, Target]) -> Desired:
     """Return what the maps of a node should hold.
 
     Args:
         policy: In force.
         node: Id of this node: backends there are local.
         targets: PCIe address → interface, of functions that can take packets.
-        join_highwater: Bytes queued at a reader above which a joined direction goes back to TCP; 0: the default.
     """
     proxy = policy.proxy
     return Desired(
-        config=MeshConfig(
-            proxy_mark=proxy.mark if proxy else 0, proxy_mask=proxy.mask if proxy else 0, join_highwater=join_highwater
-        ),
+        config=MeshConfig(proxy_mark=proxy.mark, proxy_mask=proxy.mask) if proxy else MeshConfig(),
         functions=frozenset(policy.functions),
         targets={pcie: targets[pcie] for pcie in policy.functions if pcie in targets},
         qp_rules=policy.queue_pairs,

@@ -15,32 +15,24 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from ipaddress import ip_network
 from typing import Any, Final
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from bpf.interfaces import Interface, InterfaceTable
 from bpf.node_errors import NetlinkError
-from bpf.policy import Network, parse_mac
+from bpf.policy import parse_mac
 
-__all__ = ["ROUTE_PROTOCOL", "LinkMonitor", "add_blackhole", "blackholes", "remove_blackhole", "vf_macs"]
-
-ROUTE_PROTOCOL: Final = 77
-"""Marks our routes among all others; free in iproute2's rt_protos."""
+__all__ = ["LinkMonitor", "ask", "dump", "request", "vf_macs"]
 
 # linux/netlink.h, linux/rtnetlink.h
 _NETLINK_ROUTE: Final = 0
 _GROUP_LINK: Final = 1
-_REQUEST, _ACK, _DUMP, _EXCL, _CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
+_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _ERROR, _DONE = 2, 3
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
-_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
-_TABLE_MAIN: Final = 254
-_SCOPE_UNIVERSE: Final = 0
-_TYPE_BLACKHOLE: Final = 6
+_NEWROUTE, _DELROUTE = 24, 25
 _FILTER_VF: Final = 1  # RTEXT_FILTER_VF: say what the virtual functions are
 _BRIDGE: Final = socket.AF_BRIDGE if hasattr(socket, "AF_BRIDGE") else 7
 
@@ -85,7 +77,7 @@ class LinkMonitor:
         Raises:
             NetlinkError: The kernel doesn't answer.
         """
-        return self.table.replace([_interface(message) for message in _dump(_request(ifinfmsg, _GETLINK))])
+        return self.table.replace([_interface(message) for message in dump(request(ifinfmsg, _GETLINK))])
 
     def read(self) -> bool:
         """Take the events that have come; say whether any was news.
@@ -119,76 +111,17 @@ class LinkMonitor:
 
 def vf_macs(ifindex: int) -> dict[int, bytes]:
     """Return number → MAC address of the virtual functions of a card, as its physical interface knows them."""
-    message = _request(ifinfmsg, _GETLINK)
+    message = request(ifinfmsg, _GETLINK)
     message["index"] = ifindex
     message["attrs"] = [("IFLA_EXT_MASK", _FILTER_VF)]
     found: dict[int, bytes] = {}
-    for answer in _ask(message, 0):
+    for answer in ask(message, 0):
         for info in (answer.get_attr("IFLA_VFINFO_LIST") or {}).get("attrs", ()):
             mac = info[1].get_attr("IFLA_VF_MAC")
             address = parse_mac(mac["mac"]) if mac else None
             if address is not None:
                 found[mac["vf"]] = address
     return found
-
-
-# ---- routes
-
-
-def add_blackhole(network: Network) -> bool:
-    """Add a blackhole route of ours; say whether it stands.
-
-    Returns:
-        False: somebody else has a route for exactly this network, which stays.
-
-    Raises:
-        NetlinkError: The kernel refuses.
-    """
-    try:
-        list(_ask(_blackhole(network, _NEWROUTE), _ACK | _CREATE | _EXCL))
-    except NetlinkError as error:
-        if error.errno != errno.EEXIST:
-            raise
-        return network in blackholes()
-    return True
-
-
-def remove_blackhole(network: Network) -> None:
-    """Remove a blackhole route of ours, if it is there.
-
-    Raises:
-        NetlinkError: The kernel refuses.
-    """
-    try:
-        list(_ask(_blackhole(network, _DELROUTE), _ACK))
-    except NetlinkError as error:
-        if error.errno != errno.ESRCH:
-            raise
-
-
-def blackholes() -> set[Network]:
-    """Return the networks of our blackhole routes."""
-    found = set()
-    for family in (socket.AF_INET, socket.AF_INET6):
-        request = _request(rtmsg, _GETROUTE)
-        request["family"] = family
-        for message in _dump(request):
-            # The kernel needn't filter: it looks at more than the family only on «strict» sockets.
-            if message["proto"] == ROUTE_PROTOCOL and message["type"] == _TYPE_BLACKHOLE:
-                found.add(ip_network(f"{message.get_attr('RTA_DST')}/{message['dst_len']}"))
-    return found
-
-
-def _blackhole(network: Network, kind: int) -> Any:
-    message = _request(rtmsg, kind)
-    message["family"] = socket.AF_INET if network.version == 4 else socket.AF_INET6
-    message["dst_len"] = network.prefixlen
-    message["table"] = _TABLE_MAIN
-    message["proto"] = ROUTE_PROTOCOL
-    message["scope"] = _SCOPE_UNIVERSE
-    message["type"] = _TYPE_BLACKHOLE
-    message["attrs"] = [("RTA_DST", str(network.network_address))]
-    return message
 
 
 # ---- messages
@@ -204,7 +137,8 @@ def _interface(message: Any) -> Interface:
     )
 
 
-def _request(kind: Callable[[], Any], number: int) -> Any:
+def request(kind: Callable[[], Any], number: int) -> Any:
+    """Return an empty message of a pyroute2 class and one of the kernel's types."""
     message = kind()
     message["header"]["type"] = number
     return message
@@ -220,12 +154,17 @@ def _open(groups: int = 0) -> socket.socket:
     return opened
 
 
-def _dump(message: Any) -> Iterator[Any]:
-    return _ask(message, _DUMP)
+def dump(message: Any) -> Iterator[Any]:
+    """Ask for everything; see ``ask``."""
+    return ask(message, _DUMP)
 
 
-def _ask(message: Any, flags: int) -> Iterator[Any]:
-    """Send a request on a socket of its own; yield the answer's messages."""
+def ask(message: Any, flags: int) -> Iterator[Any]:
+    """Send a request on a socket of its own; yield the answer's messages.
+
+    Raises:
+        NetlinkError: The kernel refuses or doesn't answer.
+    """
     sequence = next(_sequence) & 0x7FFF_FFFF
     message["header"]["flags"] = _REQUEST | flags
     message["header"]["sequence_number"] = sequence

@@ -221,10 +221,6 @@ def _function(message: policy_pb2.GpuFunction) -> Function:
             f"function {pcie}: {message.mac!r} is not the MAC address of one interface",
             hint="such as 02:00:00:00:00:01",
         )
-    if message.plain_netdev and mac is None:
-        raise NodePolicyError(
-            f"function {pcie} with plain_netdev has no MAC address", hint="say which one the function listens to: mac"
-        )
     return Function(pcie, message.plain_netdev, mac)
 
 
