@@ -137,11 +137,7 @@ def attach_xdp(program: Program, ifindex: int, mode: XdpMode) -> Link:
 
 
 def attached_xdp(ifindex: int) -> int:
-    """Return the id of the XDP program on an interface, 0 if there is none.
-
-    Raises:
-        BpfError: There is no such interface.
-    """
+    """Return the id of the XDP program on an interface, 0 if there is no program or no interface."""
     found = c_uint32()
     check(lib().bpf_xdp_query_id(ifindex, 0, byref(found)), f"query of interface {ifindex}")
     return found.value

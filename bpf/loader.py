@@ -167,7 +167,35 @@ def _prepare(handle: int, pins: Path | None, programs: Collection[str] | None, m
             libbpf.check(library.bpf_map__set_max_entries(pointer, max_entries[name]), f"size of map {name}")
         if pins is not None and not library.bpf_map__is_internal(pointer):
             path = maps_directory(pins) / name
-            libbpf.check(library.bpf_map__set_pin_path(pointer, bytes(path)), f"pin of map {name}")
+            if path.exists():
+                _reuse(pointer, path)
+            else:
+                libbpf.check(library.bpf_map__set_pin_path(pointer, bytes(path)), f"pin of map {name}")
+
+
+def _reuse(pointer: int, path: Path) -> None:
+    """Let the object use a pinned map.
+
+    libbpf would do that by the pin's path, but compares flags too, and the kernel sets one of its own on device maps.
+    """
+    library = lib()
+    pinned = Map.open(path)
+    try:
+        found = (pinned.type, pinned.key_size, pinned.value_size, pinned.max_entries)
+        needed = (
+            library.bpf_map__type(pointer),
+            library.bpf_map__key_size(pointer),
+            library.bpf_map__value_size(pointer),
+            library.bpf_map__max_entries(pointer),
+        )
+        if found != needed:
+            raise LayoutError(
+                f"pinned map {path} has type, key size, value size and size {found}, the program needs {needed}",
+                hint=_OTHER_LAYOUT_HINT,
+            )
+        libbpf.check(library.bpf_map__reuse_fd(pointer, pinned.fd), f"use of pinned map {path}")
+    finally:
+        pinned.close()
 
 
 def _check_loaded(result: int, file: Path) -> None:
@@ -181,8 +209,6 @@ def _load_error(number: int, file: Path, log: str) -> BpfError:
         return VerifierError(
             f"the kernel refused a program of {what}; the verifier's log:\n{log}\n(end of log)", errno=number, log=log
         )
-    if "parameter mismatch" in log:
-        return LayoutError(f"a pinned map doesn't fit {what}: {log}", hint=_OTHER_LAYOUT_HINT, errno=number)
     if number == errno.EPERM:
         return PermissionDeniedError(
             f"loading {what} is not permitted", hint=f"CAP_BPF is needed ({log})", errno=number
