@@ -58,6 +58,8 @@ class LinkFacts:
     """What the kernel says of a link."""
 
     id: int
+    kind: int
+    """``enum bpf_link_type``."""
     program_id: int
     target: int
     """Interface index, or the low half of the cgroup's id; 0: what it hung on is gone."""
@@ -82,7 +84,7 @@ class Link:
     def facts(self) -> LinkFacts:
         """What the kernel says of it now."""
         found = info(self.fd, LinkInfo)
-        return LinkFacts(found.id, found.prog_id, found.target)
+        return LinkFacts(found.id, found.type, found.prog_id, found.target)
 
     def pin(self, path: Path) -> None:
         """Keep the program attached beyond this process."""

@@ -32,7 +32,7 @@ def configure(settings: Log, process: str) -> None:
 
     Args:
         settings: Level and format.
-        process: Its name, on every line.
+        process: Its name, on every line of JSON; on a console whoever started the process says it.
     """
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
@@ -56,7 +56,8 @@ def configure(settings: Log, process: str) -> None:
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(process=process)
+    if not console:
+        structlog.contextvars.bind_contextvars(process=process)
 
 
 def get_logger() -> FilteringBoundLogger:

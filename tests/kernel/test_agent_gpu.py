@@ -116,8 +116,9 @@ def test_killed_and_restarted_while_packets_are_in_flight(node: Node) -> None:
     agents.time.sleep(0.3)
     first.kill()
     agents.time.sleep(0.3)
-    node.start().ready()
+    second = node.start().ready()
     sent = sender.result()
+    assert second.said("layout") == []
     assert expand(at_function.result()) == list(range(sent))
 
 

@@ -136,8 +136,9 @@ def test_killed_and_restarted_with_open_connections(node: Node) -> None:
     client.hear()
     first.kill()
     time.sleep(0.5)
-    node.start().ready()
+    second = node.start().ready()
     seen = client.result()
+    assert second.said("layout") == []
     assert seen["errors"] == []
     assert seen["rounds"] > 100
     assert seen["peer"] == VIP

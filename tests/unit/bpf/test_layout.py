@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import struct
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from bpf import build, layout
+from bpf import btf, build, layout
+from bpf.btf import Struct
 from bpf.layout import (
     BackendSlot,
     BackendStats,
@@ -30,7 +32,6 @@ from bpf.layout import (
     TcpStats,
     UdpReverseKey,
 )
-from tests.unit.bpf.btf import Btf
 
 V4, V6 = IPv4Address("192.0.2.1"), IPv6Address("2001:db8::1")
 ENDPOINT = Endpoint(V4, 80, 3)
@@ -57,28 +58,30 @@ STRUCTURES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def btf() -> Btf:
+def in_c() -> dict[str, Struct]:
     build.build_package()
-    merged = Btf(build.packaged_object("xdp_gpu_bypass").read_bytes())
-    for name in ("sock_lb", "sock_join", "tcp_signals"):
-        other = Btf(build.packaged_object(name).read_bytes())
-        merged.structs.update(other.structs)
-    return merged
+    found = {}
+    for name in ("xdp_gpu_bypass", "sock_lb", "sock_join", "tcp_signals"):
+        types = btf.of_object(build.packaged_object(name).read_bytes())
+        for structure in STRUCTURES:
+            with contextlib.suppress(KeyError):
+                found[structure] = types.structure(structure)
+    return found
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_sizes_and_round_trip(btf: Btf, name: str) -> None:
+def test_sizes_and_round_trip(in_c: dict[str, Struct], name: str) -> None:
     value = STRUCTURES[name]
     packed = value.pack()
-    assert len(packed) == btf.structs[name][0]
+    assert len(packed) == in_c[name].size
     assert type(value).unpack(packed) == value
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_offsets(btf: Btf, name: str) -> None:
+def test_offsets(in_c: dict[str, Struct], name: str) -> None:
     """Changing one member changes bytes at that member's offset in C, and no byte before it or of the next one."""
     value = STRUCTURES[name]
-    size, members = btf.structs[name]
+    size, members = in_c[name].size, in_c[name].offsets
     starts = [at for member, at in members.items() if not member.startswith(("zero", "bpf_prog"))]
     starts = sorted(starts)
     if name == "gpu_slot_stats":
@@ -105,11 +108,11 @@ def _other(value: Any) -> Any:
     return IPv6Address(int(IPv6Address(layout.pack_address(value))) ^ 1)
 
 
-def test_members_stand_in_the_same_order_by_the_same_names(btf: Btf) -> None:
+def test_members_stand_in_the_same_order_by_the_same_names(in_c: dict[str, Struct]) -> None:
     for name, value in STRUCTURES.items():
         if name in ("gpu_slot_stats", "bpf_devmap_val"):
             continue  # flattened; the kernel's own
-        c_names = [member for member in btf.structs[name][1] if not member.startswith("zero")]
+        c_names = [member for member in in_c[name].offsets if not member.startswith("zero")]
         assert [field.name for field in dataclasses.fields(value)] == c_names
 
 
