@@ -9,8 +9,8 @@ what failed is tried again and what somebody else changed is put right.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
 
 from bpf import foreign
 from bpf import node_metrics as metrics
@@ -27,6 +27,7 @@ from bpf.routes import sync_blackholes
 from bpf.store import PolicyStore
 from bpf.sync import Ledger, plan_gpu, plan_mesh
 from bpf.targets import find_targets, find_uplinks
+from modalmesh.base.errors import ModalMeshError
 from modalmesh.base.logging import get_logger
 from modalmesh.base.settings import Settings
 
@@ -45,13 +46,17 @@ class NodeAgent:
 
     Args:
         settings: All settings.
+        test_joining: Called once, when sockets are to be joined for the first time: has it found out whether this
+            kernel does that right, and the result told to ``joining_tested``. Until then they are not joined.
 
     Attributes:
         datapath: Programs and maps.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, test_joining: Callable[[], None]) -> None:
         self._settings = settings
+        self._test_joining = test_joining
+        self._joining: Literal["untested", "asked", "passed", "failed"] = "untested"
         self._node = settings.node.node_id
         self._store = PolicyStore(self._node)
         self._collector = metrics.MapCollector()
@@ -168,6 +173,14 @@ class NodeAgent:
         self._attach_interfaces(self.policy)
         self._show()
 
+    def joining_tested(self, failure: ModalMeshError | None, now: float) -> None:
+        """Join sockets from now on, or not at all."""
+        self._joining = "passed" if failure is None else "failed"
+        if failure is not None:
+            self.datapath.keep_off("join", failure)
+        self._bring_into_force(now)
+        self._show()
+
     def look_after(self, now: float, *, thoroughly: bool) -> None:
         """Try again what failed, and put right what somebody else changed.
 
@@ -241,7 +254,7 @@ class NodeAgent:
     def _attach(self, policy: Policy) -> None:
         wanted: dict[Hook, bool] = {
             "services": bool(policy.services),
-            "join": bool(self._desired.join_endpoints),
+            "join": bool(self._desired.join_endpoints) and self._may_join(),
             "signals": True,
         }
         cgroup = cgroup_of(self._settings)
@@ -251,6 +264,12 @@ class NodeAgent:
         for hook, is_wanted in wanted.items():
             if is_wanted:
                 self.datapath.attach_cgroup(hook, cgroup)
+
+    def _may_join(self) -> bool:
+        if self._joining == "untested" and "join" in self._settings.node.hooks:
+            self._joining = "asked"
+            self._test_joining()
+        return self._joining == "passed"
 
     def _attach_interfaces(self, policy: Policy) -> None:
         if not policy.functions:

@@ -223,6 +223,13 @@ class Datapath:
         else:
             self._note(hook, "", HookState.ATTACHED)
 
+    def keep_off(self, hook: Hook, why: Exception) -> None:
+        """Detach a hook from the cgroup, whoever attached it, and say why."""
+        for name in CGROUP_PROGRAMS[hook]:
+            self._links.pop(name, Link(-1)).close()
+            _unpin_link(links_directory(self._pins) / name)
+        self._note(hook, "", HookState.FAILED, why)
+
     def _pinned(self, name: str, program: Program, cgroup: Path) -> None:
         held = self._links.get(name)
         if held is not None and held.facts.target:

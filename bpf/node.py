@@ -13,14 +13,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Final
 
-from bpf import datapath, policy_file
+from bpf import datapath, policy_file, selftest
 from bpf.agent import NodeAgent
-from bpf.ground import own
+from bpf.ground import cgroup_of, own
 from bpf.node_errors import NodePolicyError
 from bpf.policy import TYPE_URL
 from bpf.routes import sync_blackholes
 from bpf.service_manager import notify, touch
 from modalmesh.base import metrics
+from modalmesh.base.errors import ModalMeshError
 from modalmesh.base.logging import get_logger
 from modalmesh.base.settings import Settings
 from xds.client import AdsClient, Update
@@ -56,7 +57,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     lock = own(settings.bpf.pins)
     try:
         metrics.serve(settings.metrics.node)
-        agent = NodeAgent(settings)
+        join_wanted = asyncio.Event()
+        agent = NodeAgent(settings, join_wanted.set)
         with contextlib.closing(agent), _collected(agent):
             file = settings.node.policy
             agent.start(loop.time(), {str(file): policy_file.read(file)} if file else None)
@@ -64,7 +66,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             _log.info("node agent runs", node=settings.node.node_id, pins=str(settings.bpf.pins))
             loop.add_reader(agent.monitor.fileno(), _on_links, agent, loop.time)
             try:
-                await _until(stop, _follow(agent, settings), _look_after(agent), _beat(settings.node_alive))
+                await _until(
+                    stop,
+                    _follow(agent, settings),
+                    _test_joining(agent, settings, join_wanted),
+                    _look_after(agent),
+                    _beat(settings.node_alive),
+                )
             finally:
                 loop.remove_reader(agent.monitor.fileno())
                 notify("STOPPING=1")
@@ -139,6 +147,21 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+async def _test_joining(agent: NodeAgent, settings: Settings, wanted: asyncio.Event) -> None:
+    """In a thread: it takes a second, and interfaces go down meanwhile as always."""
+    await wanted.wait()
+    cgroup = cgroup_of(settings)
+    failure: ModalMeshError | None = None
+    try:
+        if cgroup is not None:
+            report = await asyncio.to_thread(selftest.check_join, cgroup)
+            _log.info("joined sockets behave", stopped_after_bytes=report.stopped_after)
+    except ModalMeshError as error:
+        failure = error
+    agent.joining_tested(failure, asyncio.get_running_loop().time())
+    await asyncio.Event().wait()  # a job that ends ends the process
 
 
 async def _look_after(agent: NodeAgent) -> None:

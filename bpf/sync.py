@@ -202,12 +202,14 @@ def plan_gpu(
         return [], frozenset()
     interfaces, slots = ledger.contents[IF_MAP], ledger.contents[SLOTS]
     unplaced = _assign(ledger, desired, resting)
+    named = _named(desired)
     broken: list[Change] = []
     made: list[Change] = []
     for pcie, slot in sorted(ledger.slots.items(), key=lambda item: item[1]):
-        if pcie not in desired.functions:
-            continue
         target, key = desired.targets.get(pcie), u32(slot)
+        # Emptied after its last rule is gone, unless its interface is gone already.
+        if pcie not in named and (pcie not in desired.functions or target is not None):
+            continue
         value = _slot_value(target, slots.get(key))
         ifindex = u32(target.ifindex) if target else None
         if interfaces.get(key) == ifindex and slots.get(key, _NO_SLOT.pack()) == value:
@@ -234,9 +236,13 @@ def _rules(desired: Desired) -> dict[str, dict[bytes, str]]:
     }
 
 
+def _named(desired: Desired) -> set[str]:
+    return {*desired.qp_rules.values(), *desired.flow_rules.values()}
+
+
 def _assign(ledger: Ledger, desired: Desired, resting: Set[int]) -> frozenset[str]:
     """Give every function that a rule names a slot: the one it has, the one a predecessor gave it, or a free one."""
-    named = set(desired.qp_rules.values()) | set(desired.flow_rules.values())
+    named = _named(desired)
     if not ledger.slots:
         ledger.slots = _recovered(ledger, desired)
     busy = _referred(ledger) | set(ledger.slots.values()) | resting
@@ -296,19 +302,20 @@ def _slot_value(target: Target | None, before: bytes | None) -> bytes:
 
 
 def _freed(ledger: Ledger, desired: Desired) -> list[Change]:
-    """Slots of functions that are gone, and those that a predecessor left filled."""
-    owned = {slot for pcie, slot in ledger.slots.items() if pcie in desired.functions}
+    """Slots of functions that no rule names any more, and those that a predecessor left filled."""
+    named = _named(desired)
+    ledger.slots = {pcie: slot for pcie, slot in ledger.slots.items() if pcie in named}
+    owned = set(ledger.slots.values())
     filled = {unpack_u32(key) for key in ledger.contents[IF_MAP]} | {
         unpack_u32(key) for key, value in ledger.contents[SLOTS].items() if value != _NO_SLOT.pack()
     }
-    ledger.slots = {pcie: slot for pcie, slot in ledger.slots.items() if pcie in desired.functions}
     gone = sorted(filled - owned)
     if not gone:
         return []
     keys = tuple(u32(slot) for slot in gone)
     return [
         Change(
-            "slots of functions that are gone",
+            "slots that no rule names",
             (
                 Drop(IF_MAP, keys),
                 Put(SLOTS, tuple((key, _NO_SLOT.pack()) for key in keys)),

@@ -22,7 +22,7 @@ from bpf import loader
 from bpf.layout import DevmapValue, ServiceKey, u32, unpack_u32
 from bpf.maps import Map
 from tests.conftest import ROOT
-from tests.kernel.lab import Lab, Tell, command, mac
+from tests.kernel.lab import Lab, Tell, command
 
 PCIE = ("0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.4")
 GPU = ("10.50.0.1", "10.50.0.2", "10.50.0.3")
@@ -85,6 +85,7 @@ class Node:
     runtime: Path
     policy_file: Path
     environment: dict[str, str] = field(default_factory=dict)
+    wrapper: list[str] = field(default_factory=list)
 
     def plug(self, number: int) -> None:
         """A function appears, as a hot-plugged one does: made, up, in sysfs."""
@@ -113,9 +114,12 @@ class Node:
         partial.write_text(yaml.safe_dump(policy))
         partial.replace(self.policy_file)
 
-    def start(self, *arguments: str, **environment: str) -> Agent:
-        """The agent, with its policy from the file unless told otherwise."""
-        agent = Agent(self, arguments or ("--policy", str(self.policy_file)), environment)
+    def start(self, *, control_plane: Path | None = None) -> Agent:
+        """The agent; its policy comes from the file unless there is a control plane."""
+        if control_plane:
+            agent = Agent(self, (), {"XDS__LISTEN": f"unix:{control_plane}"})
+        else:
+            agent = Agent(self, ("--policy", str(self.policy_file)), {})
         self.lab.closing(agent)
         return agent
 
@@ -123,7 +127,7 @@ class Node:
         """The command to its end."""
         return subprocess.run(
             _command(self, arguments),
-            env=_environment(self, {}),
+            env=environment(self, {}),
             capture_output=True,
             text=True,
             timeout=60,
@@ -188,10 +192,12 @@ def make_node(lab: Lab) -> Node:
 
 
 def _command(node: Node, arguments: tuple[str, ...]) -> list[str]:
-    return ["nsenter", f"--net=/run/netns/{node.netns}", sys.executable, "-m", "modalmesh.cli", "node", *arguments]
+    enter = ["nsenter", f"--net=/run/netns/{node.netns}", *node.wrapper]
+    return [*enter, sys.executable, "-m", "modalmesh.cli", "node", *arguments]
 
 
-def _environment(node: Node, more: dict[str, str]) -> dict[str, str]:
+def environment(node: Node, more: dict[str, str]) -> dict[str, str]:
+    """What the command is started with."""
     settings = {
         "RUNTIME_DIR": str(node.runtime),
         "BPF__PINS": str(node.pins),
@@ -207,12 +213,12 @@ def _environment(node: Node, more: dict[str, str]) -> dict[str, str]:
 class Agent:
     """The agent's process."""
 
-    def __init__(self, node: Node, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(self, node: Node, arguments: tuple[str, ...], more: dict[str, str]) -> None:
         self._log = node.lab.folder / f"agent-{time.monotonic_ns()}.log"
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
                 _command(node, arguments),
-                env=_environment(node, environment),
+                env=environment(node, more),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -302,7 +308,3 @@ def _ranges(numbers: list[int]) -> list[list[int]]:
 
 def expand(ranges: list[list[int]]) -> list[int]:
     return [number for first, last in ranges for number in range(first, last + 1)]
-
-
-def device_mac(netns: str, device: str) -> bytes:
-    return mac(netns, device)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import yaml
 
 from bpf.layout import GpuSlotStats
-from tests.kernel import agents
 from tests.kernel.agents import GPU, PCIE, Node, collect, expand, make_node, stream, until
 from tests.kernel.lab import Lab, command, ifindex, mac
 
@@ -49,11 +51,11 @@ def test_hot_plug_while_traffic_flows_loses_nothing(node: Node) -> None:
     at_function = node.lab.start(collect, 1.0, netns=node.gpu)
     at_function.hear()
     sender = node.lab.start(stream, GPU[0], 4.0, netns=node.client)
-    agents.time.sleep(0.5)
+    time.sleep(0.5)
     node.sysfs.representor("rep0", 0)
     command("ip", "-n", node.netns, "link", "add", "rep0", "type", "veth", "peer", "name", "gpu0", "netns", node.gpu)
     # The function is ready to receive before its representor says that it is up, as hardware does it.
-    address = agents.yaml.safe_load(node.policy_file.read_text())["functions"][0]["mac"]
+    address = yaml.safe_load(node.policy_file.read_text())["functions"][0]["mac"]
     command("ip", "-n", node.gpu, "link", "set", "gpu0", "address", address, "up")
     for name in ("all", "gpu0"):
         command("ip", "netns", "exec", node.gpu, "sysctl", "-qw", f"net.ipv4.conf.{name}.rp_filter=0")
@@ -113,9 +115,9 @@ def test_killed_and_restarted_while_packets_are_in_flight(node: Node) -> None:
     at_function = node.lab.start(collect, 1.0, netns=node.gpu)
     at_function.hear()
     sender = node.lab.start(stream, GPU[0], 6.0, netns=node.client)
-    agents.time.sleep(0.3)
+    time.sleep(0.3)
     first.kill()
-    agents.time.sleep(0.3)
+    time.sleep(0.3)
     second = node.start().ready()
     sent = sender.result()
     assert second.said("layout") == []
