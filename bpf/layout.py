@@ -62,8 +62,8 @@ BACKEND_SLOTS: Final = 65536
 TIERS: Final = 16
 MARKS: Final = 256
 RTT_BUCKETS: Final = 24
-JOINED_SOCKETS: Final = 65536
-UDP_FLOWS: Final = 65536
+JOINED_SOCKETS: Final = 32768
+UDP_FLOWS: Final = 32768
 
 ALWAYS: Final = 0xFFFF_FFFF
 """Threshold of a backend slot whose own endpoint always serves."""

@@ -29,10 +29,10 @@
 #define MM_MARKS 256
 /* Log2 buckets of round-trip times: bucket i counts [2^i, 2^(i+1)) µs, the last one everything above 2^23 µs (8 s). */
 #define MM_RTT_BUCKETS 24
-/* Sockets joined at one time; an entry is about 200 bytes, and above it connections take the plain way. */
-#define MM_JOINED_SOCKETS 65536
+/* Sockets joined at one time, two for a connection; above it connections take the plain way. */
+#define MM_JOINED_SOCKETS 32768
 /* Unconnected datagram sockets whose answers are translated back; the least recently used is forgotten first. */
-#define MM_UDP_FLOWS 65536
+#define MM_UDP_FLOWS 32768
 
 struct mm_addr {
 	__be32 words[4];

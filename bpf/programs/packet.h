@@ -105,6 +105,11 @@ static __always_inline int packet_read_ip4(struct packet *packet, void *network,
 	return packet_read_transport(packet, network + header, end, total - header);
 }
 
+static __always_inline int is_extension(__u8 next)
+{
+	return next == IPPROTO_HOPOPTS || next == IPPROTO_DSTOPTS || next == IPPROTO_ROUTING || next == IPPROTO_AH;
+}
+
 static __always_inline int packet_read_ip6(struct packet *packet, void *network, void *end, __u32 length)
 {
 	struct ipv6hdr *ip = network;
@@ -123,17 +128,10 @@ static __always_inline int packet_read_ip6(struct packet *packet, void *network,
 	__builtin_memcpy(&packet->destination, &ip->daddr, sizeof(packet->destination));
 	next = ip->nexthdr;
 #pragma clang loop unroll(full)
-	for (i = 0; i <= EXTENSION_DEPTH; i++) {
+	for (i = 0; i < EXTENSION_DEPTH; i++) {
 		struct extension *extension = position;
 
-		if (next == IPPROTO_FRAGMENT)
-			return GPU_PASS_FRAGMENT;
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_DSTOPTS && next != IPPROTO_ROUTING &&
-		    next != IPPROTO_AH) {
-			packet->protocol = next;
-			return packet_read_transport(packet, position, end, left);
-		}
-		if (i == EXTENSION_DEPTH)
+		if (!is_extension(next))
 			break;
 		if (next == IPPROTO_HOPOPTS && i)
 			return GPU_PASS_MALFORMED; /* only ever the first (RFC 8200, 4.3) */
@@ -148,7 +146,12 @@ static __always_inline int packet_read_ip6(struct packet *packet, void *network,
 		left -= size;
 		position += size;
 	}
-	return GPU_PASS_EXTENSIONS;
+	if (is_extension(next))
+		return GPU_PASS_EXTENSIONS;
+	if (next == IPPROTO_FRAGMENT)
+		return GPU_PASS_FRAGMENT;
+	packet->protocol = next;
+	return packet_read_transport(packet, position, end, left);
 }
 
 /* Fills `packet`, which the caller has zeroed; returns -1, or the reason for which it can't be read.

@@ -34,6 +34,14 @@ def command(*arguments: str, check: bool = True, timeout: float = 20) -> str:
     return done.stdout
 
 
+def enter(arguments: list[str], *, netns: str, cgroup: Path | None = None) -> list[str]:
+    """The command, in a namespace and a cgroup."""
+    arguments = ["ip", "netns", "exec", netns, *arguments]
+    if cgroup:  # first, since «ip netns exec» mounts another /sys
+        arguments = ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh", *arguments]
+    return arguments
+
+
 def _enter(netns: str) -> None:
     fd = os.open(f"/run/netns/{netns}", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -190,6 +198,13 @@ class Lab:
         self._children.append(child)
         return child
 
+    def spawn(self, arguments: list[str], *, netns: str, cgroup: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a program; its standard output is a pipe."""
+        place = enter(arguments, netns=netns, cgroup=cgroup)
+        process = subprocess.Popen(place, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._undo.callback(_end, process)
+        return process
+
     def stop_children(self) -> None:
         for child in self._children:
             child.kill()
@@ -198,6 +213,13 @@ class Lab:
         """``thing``, closed at the end."""
         self._undo.callback(thing.close)
         return thing
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(10)
+    if process.stdout:
+        process.stdout.close()
 
 
 def _remove_cgroup(path: Path) -> None:
