@@ -67,6 +67,7 @@ class NodeAgent:
         self._failures: dict[tuple[str, str], Failure] = {}
         self._foreign: frozenset[foreign.ForeignProgram] = frozenset()
         self._conflicts: frozenset[Network] = frozenset()
+        self._routes: frozenset[Network] | None = None
         self._unplaced: frozenset[str] = frozenset()
         self.monitor = LinkMonitor()
         self.datapath = self._new_datapath(staged=False)
@@ -190,6 +191,7 @@ class NodeAgent:
         """
         if self._ledger is None:
             return
+        self._routes = None  # somebody may have removed one
         with contextlib.suppress(NetlinkError):
             self.monitor.resync()
         if thoroughly:
@@ -308,6 +310,8 @@ class NodeAgent:
     def _sync_routes(self, policy: Policy) -> None:
         """A route goes with the hook: without translation, what a range's addresses mean is not ours to say."""
         wanted = policy.owned_ranges if self.datapath.attached("services") else frozenset()
+        if wanted == self._routes:
+            return
         try:
             conflicts = sync_blackholes(wanted)
         except NetlinkError as error:
@@ -315,7 +319,7 @@ class NodeAgent:
             return
         for network in sorted(conflicts - self._conflicts, key=str):
             _log.warning("somebody else has a route for an owned range; it stays", range=str(network))
-        self._conflicts = conflicts
+        self._conflicts, self._routes = conflicts, wanted
 
     # ---- what people see
 

@@ -34,7 +34,8 @@ class PolicyStore:
     def __init__(self, node: str) -> None:
         self._node = node
         self._fragments: dict[str, Fragment] = {}
-        self._bodies: dict[str, bytes] = {}
+        # What the copy on disk is put together from: a serialised map is the sequence of its entries.
+        self._entries: dict[str, bytes] = {}
         self._is_whole = False
         self.current: Policy | None = None
 
@@ -54,8 +55,9 @@ class PolicyStore:
             name: held for name, held in self._fragments.items() if self._is_whole and name not in gone
         } | fresh
         policy = combine(fragments.values(), self._node)
-        bodies = {name: held for name, held in self._bodies.items() if name in fragments} | dict(changed)
-        self._fragments, self._bodies, self.current, self._is_whole = fragments, bodies, policy, True
+        kept = {name: held for name, held in self._entries.items() if name in fragments}
+        self._entries = kept | {name: _entry(name, body) for name, body in changed.items()}
+        self._fragments, self.current, self._is_whole = fragments, policy, True
         return policy
 
     def save(self, path: Path) -> None:
@@ -64,13 +66,10 @@ class PolicyStore:
         Raises:
             OSError: It can't be written.
         """
-        saved = policy_pb2.SavedPolicies()
-        for name, body in self._bodies.items():
-            saved.policies[name].MergeFromString(body)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            partial.write_bytes(saved.SerializeToString(deterministic=True))
+            partial.write_bytes(b"".join(self._entries.values()))
             partial.replace(path)
         finally:
             with contextlib.suppress(OSError):
@@ -91,5 +90,11 @@ class PolicyStore:
         fragments = {name: check(name, message) for name, message in saved.policies.items()}
         self.current = combine(fragments.values(), self._node)
         self._fragments = fragments
-        self._bodies = {name: message.SerializeToString() for name, message in saved.policies.items()}
+        self._entries = {name: _entry(name, message.SerializeToString()) for name, message in saved.policies.items()}
         return self.current
+
+
+def _entry(name: str, body: bytes) -> bytes:
+    saved = policy_pb2.SavedPolicies()
+    saved.policies[name].MergeFromString(body)
+    return saved.SerializeToString()

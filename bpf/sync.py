@@ -13,6 +13,7 @@ will be, or «pass»: never a slot that belongs to another function, never half 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -53,6 +54,7 @@ ADDRESSES: Final = "tier_addresses"
 MIRRORED: Final = (CONFIG, QP_RULES, FLOW_RULES, IF_MAP, SLOTS, SERVICES, ROWS, JOIN, MARKS, ADDRESSES)
 """Maps that policy fills and whose contents a ledger knows; the device map's values are interface indices (``u32``)."""
 
+_ROW_KEY: Final = struct.Struct(SlotKey.FORMAT)
 _NO_SLOT: Final = GpuSlot(bytes(6), bytes(6))
 
 
@@ -413,19 +415,16 @@ def _services(ledger: Ledger, services: Mapping[ServiceKey, Table]) -> list[Chan
 
 
 def _rows(ledger: Ledger, table: Table) -> list[bytes]:
+    """The values of ``backend_slots``; each endpoint is packed once (``BackendSlot.pack`` would do it for each row)."""
     backends = [*table.backends, *((table.proxy,) if table.proxy else ())]
-    ends = [
-        Endpoint(backend.address, backend.port, ledger.endpoint_number(backend.address, backend.port))
-        for backend in backends
-    ]
-    return [
-        BackendSlot(ends[column.own], ends[column.other], column.threshold).pack()
-        for column in alias_table([backend.weight for backend in backends])
-    ]
+    ends = [Endpoint(address, port, ledger.endpoint_number(address, port)).pack() for address, port, _ in backends]
+    columns = alias_table([backend.weight for backend in backends])
+    return [ends[column.own] + ends[column.other] + u32(column.threshold) for column in columns]
 
 
 def _row_keys(service: Service) -> tuple[bytes, ...]:
-    return tuple(SlotKey(service.id, service.generation, index).pack() for index in range(service.slots))
+    pack = _ROW_KEY.pack
+    return tuple(pack(service.id, service.generation, index) for index in range(service.slots))
 
 
 def _held_rows(ledger: Ledger, service: Service) -> list[bytes | None]:
