@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, Literal
 
 from bpf import foreign
@@ -19,7 +20,7 @@ from bpf.datapath import Datapath, Hook, HookState, recover
 from bpf.desired import Desired, Target, desired
 from bpf.errors import LayoutError
 from bpf.ground import cgroup_of
-from bpf.layout import unpack_u32
+from bpf.layout import Service, ServiceKey, unpack_u32
 from bpf.netlink import LinkMonitor
 from bpf.node_errors import NetlinkError, NodePolicyError
 from bpf.policy import Network, Policy
@@ -123,7 +124,7 @@ class NodeAgent:
 
     def close(self) -> None:
         """Close descriptors; everything pinned goes on."""
-        self._collector.show({}, metrics.Names())
+        self._collector.show({}, metrics.Names)
         self.datapath.close()
         self.monitor.close()
 
@@ -233,7 +234,7 @@ class NodeAgent:
             _log.warning("maps were changed by somebody else; put right", maps=names)
             self._ledger = ledger.replaced(found)
         for name, used in (
-            ("service_stats", set(ledger.service_ids())),
+            ("service_stats", ledger.service_ids()),
             ("backend_stats", ledger.forget_endpoints()),
         ):
             if name in self.datapath.maps:
@@ -348,13 +349,17 @@ class NodeAgent:
         ledger, policy = self._ledger, self.policy
         if ledger is None:
             return
-        services = policy.services if policy else {}
-        names = {
-            number: services[key].name if key in services else str(key.address)
-            for number, key in ledger.service_ids().items()
-        }
-        functions = {slot: pcie for pcie, slot in ledger.slots.items()}
-        self._collector.show(self.datapath.maps, metrics.Names(functions, names))
+        # Copies: they are read at a scrape, by another thread.
+        names = partial(_names, dict(ledger.slots), dict(ledger.contents.get("services", {})), policy or Policy())
+        self._collector.show(self.datapath.maps, names)
         for (hook, place), state in self.datapath.states.items():
             for each in HookState:
                 metrics.HOOKS.labels(hook, place, each.value).set(each is state)
+
+
+def _names(slots: Mapping[str, int], services: Mapping[bytes, bytes], policy: Policy) -> metrics.Names:
+    found: dict[int, str] = {}
+    for raw, value in services.items():
+        key = ServiceKey.unpack(raw)
+        found[Service.unpack(value).id] = policy.services[key].name if key in policy.services else str(key.address)
+    return metrics.Names({slot: pcie for pcie, slot in slots.items()}, found)

@@ -6,7 +6,7 @@ maps' sizes; backends, of which there may be tens of thousands, are left to ``mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -96,10 +96,10 @@ class MapCollector(Collector):
 
     def __init__(self) -> None:
         self._maps: Mapping[str, Map] = {}
-        self._names = Names()
+        self._names: Callable[[], Names] = Names
 
-    def show(self, maps: Mapping[str, Map], names: Names) -> None:
-        """Say what to read from now on; called from another thread than ``collect``."""
+    def show(self, maps: Mapping[str, Map], names: Callable[[], Names]) -> None:
+        """Say what to read from now on; called from another thread than ``collect``, which calls ``names``."""
         self._maps, self._names = dict(maps), names
 
     def describe(self) -> list[Metric]:
@@ -108,7 +108,7 @@ class MapCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read everything that is there."""
-        maps, names = self._maps, self._names
+        maps, names = self._maps, self._names()
         for name, part in (
             ("gpu_slot_stats", self._slots),
             ("gpu_pass_stats", self._passes),

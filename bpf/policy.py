@@ -390,6 +390,8 @@ def _union(fragments: list[Fragment], of: Callable[[Fragment], Mapping[_K, _T]],
     result: dict[_K, _T] = {}
     for item in fragments:
         part = of(item)
+        if not part:
+            continue
         if not result.keys().isdisjoint(part):
             key = next(key for key in part if key in result)
             other = next(fragment for fragment in fragments if key in of(fragment))

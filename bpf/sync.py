@@ -181,10 +181,9 @@ class Ledger:
         self.endpoint_ids = {endpoint: number for endpoint, number in self.endpoint_ids.items() if number in used}
         return used
 
-    def service_ids(self) -> dict[int, ServiceKey]:
-        """Return the services in force by id."""
-        services = self.contents.get(SERVICES, {})
-        return {Service.unpack(value).id: ServiceKey.unpack(key) for key, value in services.items()}
+    def service_ids(self) -> set[int]:
+        """Return the ids of the services in force."""
+        return {Service.unpack(value).id for value in self.contents.get(SERVICES, {}).values()}
 
 
 # ---- the GPU bypass

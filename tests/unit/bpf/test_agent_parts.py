@@ -311,3 +311,9 @@ def test_the_daemonset_has_the_same_capabilities_and_is_not_privileged(root: Pat
     assert context["capabilities"]["drop"] == ["ALL"]
     assert context["privileged"] is context["allowPrivilegeEscalation"] is False
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_example_is_a_policy(root: Path) -> None:
+    body = policy_file.read(root / "deploy" / "examples" / "node" / "policy.yaml")
+    policy = PolicyStore("node-1").apply({"example": body})
+    assert len(policy.services) == len(policy.functions) == 1
