@@ -16,7 +16,7 @@ from typing import Final
 from bpf import datapath, policy_file, selftest
 from bpf.agent import NodeAgent
 from bpf.ground import cgroup_of, own
-from bpf.node_errors import NodePolicyError
+from bpf.node_errors import NetlinkError, NodePolicyError
 from bpf.policy import TYPE_URL
 from bpf.routes import sync_blackholes
 from bpf.service_manager import notify, touch
@@ -103,7 +103,12 @@ def _collected(agent: NodeAgent) -> Iterator[None]:
 
 
 def _on_links(agent: NodeAgent, clock: Callable[[], float]) -> None:
-    if agent.monitor.read():
+    try:
+        news = agent.monitor.read()
+    except NetlinkError as error:
+        _log.error("events about interfaces are lost; all are asked for again soon", why=str(error))
+        return
+    if news:
         agent.links_changed(clock())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -122,6 +123,20 @@ def test_killed_and_restarted_while_packets_are_in_flight(node: Node) -> None:
     sent = sender.result()
     assert second.said("layout") == []
     assert expand(at_function.result()) == list(range(sent))
+
+
+def test_a_hung_agent_holds_nothing_up(node: Node) -> None:
+    node.plug(0)
+    _policy(node, 0)
+    agent = node.start().ready()
+    agent.process.send_signal(signal.SIGSTOP)
+    at_function = node.lab.start(collect, 0.5, netns=node.gpu)
+    at_function.hear()
+    sent = node.lab.start(stream, GPU[0], 0.3, netns=node.client).result()
+    assert expand(at_function.result()) == list(range(sent))
+    agent.process.send_signal(signal.SIGCONT)
+    node.unplug(0)
+    until(lambda: node.interfaces() == set(), "the slot to be emptied")
 
 
 def test_what_changed_while_nobody_watched_is_put_right(node: Node) -> None:
