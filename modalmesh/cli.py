@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "router": ("router.cli", "Decide where requests go: Envoy's external processor."),
     "encoder": ("router.cli", "Turn texts and pictures into vectors for the routers of this node."),
     "explain": ("router.cli", "Show which service a text or picture would be sent to, and why."),
+    "node": ("bpf.node_cli", "Own the kernel programs of this node: load them, keep their maps as the policy says."),
     "bpf": ("bpf.cli", "Look at this node's kernel programs: probe, selftest, status, counters, trace."),
     "status": ("xds.cli", "Show what each xDS client was sent and has acknowledged."),
 }

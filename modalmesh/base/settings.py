@@ -8,6 +8,7 @@ no limit.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -152,12 +153,28 @@ class Bpf(Section):
     """Processes in this cgroup (version 2) and below are served; default: all, by the mount table."""
 
 
+class Node(Section):
+    """The agent that owns the kernel programs of this node."""
+
+    node_id: str = Field(default_factory=socket.gethostname)
+    policy: Path | None = None
+    """YAML file with a NodePolicy; default: policies come from the control plane."""
+    interfaces: tuple[str, ...] = ()
+    """Where GPU traffic comes in; default: the uplinks of the cards whose functions the policy names."""
+    hooks: frozenset[Literal["gpu", "services", "join", "signals"]] = frozenset({"gpu", "services", "join", "signals"})
+    """What may be attached."""
+    xdp: Literal["auto", "native", "generic"] = "auto"
+    """``auto``: in the driver, or in the stack where the driver can't."""
+    sysfs: Path = Path("/sys")
+
+
 class Metrics(Section):
     """Prometheus endpoints, HTTP/1.1 on loopback; port 0: off."""
 
     controlplane: Annotated[int, Field(ge=0, le=65535)] = 0
     router: Annotated[int, Field(ge=0, le=65535)] = 0
     encoder: Annotated[int, Field(ge=0, le=65535)] = 0
+    node: Annotated[int, Field(ge=0, le=65535)] = 0
 
 
 def _default_runtime_dir() -> Path:
@@ -193,6 +210,7 @@ class Settings(BaseSettings):
     router: Router = Router()
     triton: Triton = Triton()
     bpf: Bpf = Bpf()
+    node: Node = Node()
     metrics: Metrics = Metrics()
 
     @property
@@ -219,6 +237,16 @@ class Settings(BaseSettings):
     def envoy_xds_socket(self) -> Path:
         """Envoy's own listener that decompresses what the control plane sends."""
         return self.runtime_dir / "envoy-xds.sock"
+
+    @property
+    def node_policies(self) -> Path:
+        """The node agent's last policies in force, for a start without a control plane."""
+        return self.state_dir / "node-policies.binpb"
+
+    @property
+    def node_alive(self) -> Path:
+        """Touched by the node agent as long as its loop turns."""
+        return self.runtime_dir / "node.alive"
 
     @property
     def access_log(self) -> Path:
