@@ -163,8 +163,8 @@ def command(
         metrics_port: Where Prometheus finds metrics, off unless asked for.
         load: Models to load at the start, all of the repository unless given. Only if given, others can be loaded
             later, by a call.
-        control_key: Value of the header ``triton-grpc-protocol-modalmesh-control`` that calls of ``RESTRICTED`` protocols must carry;
-            default: one that nobody knows.
+        control_key: Value of the header ``triton-grpc-protocol-modalmesh-control`` that calls of ``RESTRICTED``
+            protocols must carry; default: one that nobody knows.
         variables: What else the models find in their environment.
         threads: Threads for computing in each model. Every model is a process, so these multiply.
         response_cache_bytes: Size of the response cache, 0 for none. A model uses it if its configuration says so.
