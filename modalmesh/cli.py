@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "router": ("router.cli", "Decide where requests go: Envoy's external processor."),
     "encoder": ("router.cli", "Turn texts and pictures into vectors for the routers of this node."),
     "explain": ("router.cli", "Show which service a text or picture would be sent to, and why."),
+    "bpf": ("bpf.cli", "Look at this node's kernel programs: probe, selftest, status, counters, trace."),
     "status": ("xds.cli", "Show what each xDS client was sent and has acknowledged."),
 }
 """Command → module that holds it as ``app``, and its one line for ``modalmesh --help``."""

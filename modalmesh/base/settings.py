@@ -144,6 +144,15 @@ class Triton(Section):
     listen: Address = "127.0.0.1:8001"
 
 
+class Bpf(Section):
+    """Kernel programs of this node."""
+
+    pins: Path = Path("/sys/fs/bpf/modalmesh")
+    """Directory in a bpf file system where maps and links are kept."""
+    cgroup: Path | None = None
+    """Processes in this cgroup (version 2) and below are served; default: all, by the mount table."""
+
+
 class Metrics(Section):
     """Prometheus endpoints, HTTP/1.1 on loopback; port 0: off."""
 
@@ -182,6 +191,7 @@ class Settings(BaseSettings):
     encoder: Encoder = Encoder()
     router: Router = Router()
     triton: Triton = Triton()
+    bpf: Bpf = Bpf()
     metrics: Metrics = Metrics()
 
     @property
