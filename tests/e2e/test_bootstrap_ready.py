@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from controlplane import bootstrap
 from controlplane.envoy_binary import find_envoy
+from controlplane.server import tls_of
 from modalmesh.base.settings import Envoy, Settings, Xds
 from modalmesh.launcher.envoy_admin import configured
 from tests.e2e.test_envoy_ads import cluster, endpoints, listener, routes, until
@@ -21,10 +23,24 @@ from xds.snapshot import Snapshot
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(params=["zstd", "plain"])
-def settings(request: pytest.FixtureRequest, short_dir: Path) -> Settings:
-    kind: Literal["zstd", "plain"] = request.param
-    return Settings(runtime_dir=short_dir, xds=Xds(listen=f"unix:{short_dir}/cp.sock"), envoy=Envoy(xds=kind))
+@pytest.fixture(params=["zstd", "plain", "zstd over TLS"])
+def settings(request: pytest.FixtureRequest, short_dir: Path, certificates: Path) -> Settings:
+    kind: Literal["zstd", "plain"] = "plain" if request.param == "plain" else "zstd"
+    xds = Xds(listen=f"unix:{short_dir}/cp.sock")
+    if request.param == "zstd over TLS":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        ca = certificates / "ca.pem"
+        xds = Xds(
+            listen=f"127.0.0.1:{port}",
+            certificate=certificates / "server.pem",
+            key=certificates / "server.key",
+            client_ca=ca,
+            ca=ca,
+            client_certificate=certificates / "client.pem",
+            client_key=certificates / "client.key",
+        )
+    return Settings(runtime_dir=short_dir, xds=xds, envoy=Envoy(xds=kind))
 
 
 @pytest.fixture
@@ -47,7 +63,7 @@ async def test_ready_means_configured(settings: Settings, envoy: Path) -> None:
     await until(envoy.is_socket)
     await asyncio.sleep(0.5)
     assert not await asyncio.to_thread(ready)  # there is no control plane
-    server = AdsServer(settings.xds.listen, lambda _: "envoy")
+    server = AdsServer(settings.xds.listen, lambda _: "envoy", tls=tls_of(settings))
     await server.start()
     try:
         resources = [cluster("a"), endpoints("a", 9001), listener(settings.runtime_dir / "in.sock"), routes("a")]
