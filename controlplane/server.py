@@ -36,7 +36,7 @@ from xds.server import AdsServer, Tls
 from xds.snapshot import Snapshot
 from xds.status import StatusServer
 
-__all__ = ["Publisher", "embedder_of", "group_of", "options_of", "run", "serve"]
+__all__ = ["Publisher", "embedder_of", "group_of", "options_of", "run", "serve", "tls_of"]
 
 _log = get_logger()
 
@@ -191,7 +191,8 @@ async def _watch(documents: Path, changed: asyncio.Event, stop: asyncio.Event) -
         changed.set()
 
 
-def _tls(settings: Settings) -> Tls | None:
+def tls_of(settings: Settings) -> Tls | None:
+    """Return what the xDS server shows to its clients; None: it speaks cleartext."""
     xds = settings.xds
     if xds.certificate is None or xds.key is None:
         return None
@@ -200,7 +201,7 @@ def _tls(settings: Settings) -> Tls | None:
 
 @asynccontextmanager
 async def _servers(settings: Settings) -> AsyncIterator[AdsServer]:
-    server = AdsServer(settings.xds.listen, group_of, settings.xds.zstd_level, tls=_tls(settings))
+    server = AdsServer(settings.xds.listen, group_of, settings.xds.zstd_level, tls=tls_of(settings))
     status = StatusServer(settings.admin_socket, server.clients, server.faults)
     await server.start()
     try:

@@ -1,4 +1,4 @@
-"""Where the server listens: a bound socket, and the TLS context for it.
+"""Where the server listens: a bound socket, and TLS contexts for it and for its clients.
 
 A peer that is not authenticated is admitted from this machine only. With mutual TLS, any address may be listened on.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from modalmesh.base.settings import split_address
+from modalmesh.base.settings import Xds, split_address
 from xds.errors import ListenError, TlsError
 
-__all__ = ["Tls", "bound", "client_context", "server_context"]
+__all__ = ["Tls", "bound", "client_context", "context_of", "server_context"]
 
 _PROBE: Final = 1.0
 _ALPN: Final = ["h2"]
@@ -63,6 +63,20 @@ def client_context(ca: Path, own: Tls | None = None) -> ssl.SSLContext:
         context.set_alpn_protocols(_ALPN)
     _trust(context, ca)
     return context
+
+
+def context_of(settings: Xds) -> ssl.SSLContext | None:
+    """Return the context that the mesh's own clients use; None: cleartext.
+
+    Raises:
+        TlsError: A file is missing or not what it should be.
+    """
+    if settings.ca is None:
+        return None
+    own = None
+    if settings.client_certificate is not None and settings.client_key is not None:
+        own = Tls(settings.client_certificate, settings.client_key)
+    return client_context(settings.ca, own)
 
 
 def _load(context: ssl.SSLContext, tls: Tls) -> None:

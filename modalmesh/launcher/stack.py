@@ -38,7 +38,11 @@ def specs(settings: Settings) -> list[ChildSpec]:
         _own(
             settings,
             "envoy",
-            lambda: asyncio.to_thread(envoy_admin.configured, settings.envoy_admin_socket),
+            lambda: asyncio.to_thread(
+                envoy_admin.configured,
+                settings.envoy_admin_socket,
+                own_listeners=1 if settings.envoy.xds == "zstd" else 0,
+            ),
             command=("envoy", "start"),
         ),
     ]

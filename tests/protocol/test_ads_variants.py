@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -215,27 +214,6 @@ async def test_draining_lets_streams_go_on_and_new_ones_go_elsewhere() -> None:
 
 
 # --- TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root, and certificates for a server on 127.0.0.1 and for a client; made new each time."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    for root in ("ca", "other"):
-        openssl(
-            "req", "-x509", *ec, "-keyout", f"{root}.key", "-out", f"{root}.pem", "-days", "2", "-subj", f"/CN={root}"
-        )
-    for name in ("server", "client"):
-        openssl("req", *ec, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\n")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "ext")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
-    return folder
 
 
 def tls(folder: Path, name: str, ca: str | None = None) -> Tls:

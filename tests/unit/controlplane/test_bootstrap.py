@@ -92,6 +92,17 @@ def test_envoy_accepts_it(tmp_path: Path, listen: str) -> None:
     assert "deprecated" not in result.stderr.lower()
 
 
+def test_an_envoy_that_is_to_look_as_usual_asks_the_control_plane_itself(tmp_path: Path) -> None:
+    given = settings(tmp_path).model_copy(update={"envoy": Envoy(xds="plain")})
+    found = as_dict(given)
+    assert "listeners" not in found["staticResources"]
+    (cluster,) = found["staticResources"]["clusters"]
+    (service,) = found["dynamicResources"]["adsConfig"]["grpcServices"]
+    assert service["envoyGrpc"]["clusterName"] == cluster["name"]
+    # Envoy's own limit: it is ready only when it is configured.
+    assert "initialFetchTimeout" not in found["dynamicResources"]["cdsConfig"]
+
+
 def test_the_packaged_envoy_is_found_unless_another_is_configured(tmp_path: Path) -> None:
     assert find_envoy(None).stat().st_size > 10 << 20
     own = tmp_path / "envoy"
