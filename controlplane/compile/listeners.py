@@ -19,6 +19,7 @@ from envoy_data_plane.google.protobuf import Any, Struct
 
 from controlplane.compile import authored
 from controlplane.compile.clusters import ROUTER_CLUSTER
+from controlplane.compile.filters import route_filters
 from controlplane.compile.routes import CLUSTER_HEADER, EXT_PROC, ROUTE_CONFIGURATION, STREAM_IDLE_TIMEOUT_MS
 from xds.pb.envoy.config.listener.v3 import listener_pb2
 
@@ -85,7 +86,10 @@ def compile_gateway(options: GatewayOptions) -> listener_pb2.Listener:
     chain = authored.filter_chain(
         "gateway",
         # Routes turn it on (compile/routes.py).
-        filters=[authored.http_filter(EXT_PROC, _external_processor(options.router_wait_ms), disabled=True)],
+        filters=[
+            *route_filters(),
+            authored.http_filter(EXT_PROC, _external_processor(options.router_wait_ms), disabled=True),
+        ],
         early_mutations=[_without_forged_choice()],
         routes=Rds(config_source=authored.ads(), route_config_name=ROUTE_CONFIGURATION),
         http2=core.Http2ProtocolOptions(
