@@ -9,9 +9,11 @@
     ├── EmptySourceError      MM1206   there is nothing to serve
     ├── Http1Error            MM1207   what was compiled would allow HTTP/1.1
     ├── EmptySubsetError      MM1210   the labels of a subset are on no endpoint
+    ├── UnknownTierError      MM1211   a rule is for a tier that has no policy
     ├── ClaimedMatchError     MM1212   an earlier rule takes every request that this one is for
     ├── DelegateCycleError    MM1214   VirtualServices delegate to each other in a circle
-    └── DelegateError         MM1215   a VirtualService can't be delegated to in this way
+    ├── DelegateError         MM1215   a VirtualService can't be delegated to in this way
+    └── TierLeakError         MM1216   requests of one tier would reach another tier's subset
 
 Functions that check documents return these as values, all of them, so that one run shows every mistake.
 """
@@ -30,7 +32,9 @@ __all__ = [
     "FieldError",
     "Http1Error",
     "KindError",
+    "TierLeakError",
     "UnknownNameError",
+    "UnknownTierError",
     "UnreadableError",
 ]
 
@@ -99,3 +103,15 @@ class DelegateError(DocumentError):
     """A VirtualService can't be delegated to in this way."""
 
     code = "MM1215"
+
+
+class UnknownTierError(DocumentError):
+    """A rule is for a tier that has no policy."""
+
+    code = "MM1211"
+
+
+class TierLeakError(DocumentError):
+    """Requests of one tier would reach another tier's subset."""
+
+    code = "MM1216"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from controlplane.kinds.semantic_route import Modality
 from modalmesh.base.errors import Where
 
 __all__ = [
+    "LEVEL_HEADER",
     "ConnectionPool",
     "Cors",
     "Destination",
@@ -37,9 +38,13 @@ __all__ = [
     "Service",
     "Subset",
     "TextMatch",
+    "Tier",
     "TrafficPolicy",
     "overlap",
 ]
+
+LEVEL_HEADER: Final = "x-qos-level"
+"""In which a request says its tier."""
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 """Sorted by name."""
@@ -330,6 +335,11 @@ class Rule:
     cors: Cors | None = None
     where: Where | None = field(default=None, compare=False)
 
+    @property
+    def places(self) -> tuple[Destination | Mirror, ...]:
+        """Everywhere its requests are sent."""
+        return (*self.destinations, *self.mirrors)
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -367,12 +377,52 @@ class SemanticRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class Tier:
+    """What requests of one level may cost, and what happens when a backend fails.
+
+    Attributes:
+        budget_ms: A unary request is cut off then, unless its rule sets a timeout.
+        max_hops: Edges from the gateway to the last service.
+        idle_ms: A stream is cut off when nothing has come for so long.
+        retries: None: none.
+    """
+
+    name: str
+    budget_ms: int
+    max_hops: int
+    idle_ms: int
+    retries: Retries | None = None
+    pool: ConnectionPool = ConnectionPool()
+    outlier: OutlierDetection = OutlierDetection()
+    high_priority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mesh:
-    """Everything, each sorted by name."""
+    """Everything, each sorted by name.
+
+    Attributes:
+        default_tier: Name of the tier of requests without a level, or with one that there is not.
+        tiered_hosts: Hosts (patterns too) that have tiers though none of their rules matches a level.
+    """
 
     services: tuple[Service, ...]
     routes: tuple[Route, ...]
     semantic_routes: tuple[SemanticRoute, ...]
+    tiers: tuple[Tier, ...] = ()
+    default_tier: str = ""
+    tiered_hosts: tuple[str, ...] = ()
+
+    def has_tiers(self, host: str, route: Route) -> bool:
+        """Return whether requests to a host of a route are told apart by their level."""
+        named = any(overlap(host, other) for other in self.tiered_hosts)
+        return named or any(
+            name == LEVEL_HEADER for rule in route.rules for match in rule.matches for name, _ in match.headers
+        )
+
+    def tier(self, name: str) -> Tier:
+        """Return the tier of a name."""
+        return next(tier for tier in self.tiers if tier.name == name)
 
     @property
     def by_name(self) -> Mapping[str, Service]:

@@ -66,7 +66,7 @@ def compile_mesh(mesh: Mesh, vectors: Vectors | None, options: Options) -> Compi
 
 
 def _for_envoys(mesh: Mesh, options: Options) -> Iterator[tuple[str, str, Message]]:
-    for cluster in compile_clusters(mesh.services, router_socket=options.router_socket):
+    for cluster in compile_clusters(mesh, router_socket=options.router_socket):
         yield CLUSTER, cluster.name, cluster
     for assignment in compile_endpoints(mesh.services):
         yield ENDPOINT, assignment.cluster_name, assignment

@@ -19,6 +19,7 @@ from controlplane.model import (
     Rewrite,
     Rule,
     Service,
+    Tier,
 )
 from xds.pb.envoy.config.core.v3 import base_pb2
 from xds.pb.envoy.config.route.v3 import route_components_pb2
@@ -36,16 +37,21 @@ _SET = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _ADD = base_pb2.HeaderValueOption.APPEND_IF_EXISTS_OR_ADD
 
 
-def set_action(route: route_components_pb2.Route, rule: Rule, services: Mapping[str, Service]) -> None:
-    """Make a route send requests to the rule's destinations, and treat them as it says."""
+def set_action(
+    route: route_components_pb2.Route, rule: Rule, services: Mapping[str, Service], tier: Tier | None = None
+) -> None:
+    """Make a route send requests to the rule's destinations, and treat them as it says, else as their tier does."""
     action = route.route
-    send_to(action, rule.destinations)
-    if rule.retries and rule.retries.attempts:
-        action.retry_policy.CopyFrom(retry_policy(rule.retries))
+    send_to(action, rule.destinations, tier)
+    retries = rule.retries or (tier.retries if tier else None)
+    if retries and retries.attempts:
+        action.retry_policy.CopyFrom(retry_policy(retries))
+    if tier and tier.high_priority:
+        action.priority = base_pb2.HIGH
     if rule.rewrite:
         _rewrite(action, rule.rewrite)
     for mirror in rule.mirrors:
-        _mirror(action, mirror)
+        _mirror(action, mirror, tier)
     for hash_on in dict.fromkeys(_hashes(rule.destinations, services)):
         _hash(action, hash_on)
 
@@ -61,15 +67,19 @@ def answer(route: route_components_pb2.Route, rule: Rule) -> bool:
     return bool(rule.redirect or rule.response)
 
 
-def send_to(action: route_components_pb2.RouteAction, destinations: Sequence[Destination]) -> None:
+def send_to(action: route_components_pb2.RouteAction, destinations: Sequence[Destination], tier: Tier | None) -> None:
     """Set where requests go, each destination by its share."""
     if len(destinations) == 1 and destinations[0].headers == HeaderEdits():
-        action.cluster = cluster_name(destinations[0].service, destinations[0].subset)
+        action.cluster = _cluster(destinations[0], tier)
         return
     for destination in destinations:
-        item = action.weighted_clusters.clusters.add(name=cluster_name(destination.service, destination.subset))
+        item = action.weighted_clusters.clusters.add(name=_cluster(destination, tier))
         item.weight.value = destination.weight
         add_edits(item, destination.headers)
+
+
+def _cluster(place: Destination | Mirror, tier: Tier | None) -> str:
+    return cluster_name(place.service, place.subset, tier.name if tier else None)
 
 
 def add_edits(
@@ -125,8 +135,8 @@ def _rewrite(action: route_components_pb2.RouteAction, rewrite: Rewrite) -> None
         action.host_rewrite_literal = rewrite.authority
 
 
-def _mirror(action: route_components_pb2.RouteAction, mirror: Mirror) -> None:
-    policy = action.request_mirror_policies.add(cluster=cluster_name(mirror.service, mirror.subset))
+def _mirror(action: route_components_pb2.RouteAction, mirror: Mirror, tier: Tier | None) -> None:
+    policy = action.request_mirror_policies.add(cluster=_cluster(mirror, tier))
     # The name that backends are asked for stays: they may choose by it.
     policy.disable_shadow_host_suffix_append = True
     if mirror.millionths < 1_000_000:

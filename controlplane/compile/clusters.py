@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from controlplane.compile.endpoints import load_assignment, needs_dns
 from controlplane.compile.names import cluster_name
 from controlplane.compile.protobuf import ADS, duration, packed
-from controlplane.compile.traffic import apply_policy
-from controlplane.model import ConnectionPool, Service, TrafficPolicy
+from controlplane.compile.tiers import tier_clusters
+from controlplane.compile.traffic import apply_policy, fill
+from controlplane.model import ConnectionPool, Mesh, Service, Tier, TrafficPolicy
 from xds.pb.envoy.config.cluster.v3 import cluster_pb2
 from xds.pb.envoy.config.core.v3 import health_check_pb2
 from xds.pb.envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
@@ -30,9 +32,13 @@ _STREAM_WINDOW = 1 << 20
 _CONNECTION_WINDOW = 16 << 20
 
 
-def compile_clusters(services: Iterable[Service], *, router_socket: Path) -> list[cluster_pb2.Cluster]:
-    """Return a cluster for every service, for every subset, and one for the router, sorted by name."""
-    clusters = [cluster for service in services for cluster in _clusters(service)]
+def compile_clusters(mesh: Mesh, *, router_socket: Path) -> list[cluster_pb2.Cluster]:
+    """Return a cluster for every service, every subset, every tier of either, and the router, sorted by name."""
+    clusters = [cluster for service in mesh.services for cluster in _clusters(service)]
+    services = mesh.by_name
+    clusters += [
+        _of_tier(services[found.service], found.subset or None, mesh.tier(found.tier)) for found in tier_clusters(mesh)
+    ]
     clusters.append(_router(router_socket))
     return sorted(clusters, key=lambda cluster: cluster.name)
 
@@ -43,13 +49,31 @@ def _clusters(service: Service) -> Iterator[cluster_pb2.Cluster]:
         yield _service(service, subset.name, subset.policy)
 
 
-def _service(service: Service, subset: str | None, policy: TrafficPolicy) -> cluster_pb2.Cluster:
+def _of_tier(service: Service, subset: str | None, tier: Tier) -> cluster_pb2.Cluster:
+    """Return the cluster of a tier: what a DestinationRule says, and for what it leaves open the tier's policy."""
+    found = service.subset(subset) if subset else None
+    policy = found.policy if found else service.policy
+    filled = replace(
+        policy, pool=fill(policy.pool or ConnectionPool(), tier.pool), outlier=policy.outlier or tier.outlier
+    )
+    cluster = _service(service, subset, filled, tier)
+    if cluster.type == cluster_pb2.Cluster.EDS:
+        # The endpoints are the same.
+        cluster.eds_cluster_config.service_name = cluster_name(service.name, subset)
+    return cluster
+
+
+def _service(
+    service: Service, subset: str | None, policy: TrafficPolicy, tier: Tier | None = None
+) -> cluster_pb2.Cluster:
     pool = policy.pool or ConnectionPool()
-    cluster = _cluster(cluster_name(service.name, subset), pool.connect_timeout_ms or _CONNECT_TIMEOUT_MS, pool)
+    name = cluster_name(service.name, subset, tier.name if tier else None)
+    cluster = _cluster(name, pool.connect_timeout_ms or _CONNECT_TIMEOUT_MS, pool)
     if needs_dns(service):
         cluster.type = cluster_pb2.Cluster.STRICT_DNS
         cluster.dns_lookup_family = cluster_pb2.Cluster.V4_PREFERRED
         cluster.load_assignment.CopyFrom(load_assignment(service, subset))
+        cluster.load_assignment.cluster_name = name
         # One name that can't be resolved must not hold up the start of everything else.
         cluster.wait_for_warm_on_init.value = False
     else:
@@ -59,7 +83,7 @@ def _service(service: Service, subset: str | None, policy: TrafficPolicy) -> clu
         cluster.health_checks.append(_grpc_health_check())
         # Else an endpoint that is taken out of the documents goes on being used for as long as it answers.
         cluster.ignore_health_on_host_removal = True
-    apply_policy(cluster, policy)
+    apply_policy(cluster, policy, high_priority=tier is not None and tier.high_priority)
     return cluster
 
 

@@ -8,6 +8,9 @@ becomes three routes, tried in this order:
    for a route again; if it can't, the request goes to the rule's own destination (fail open);
 3. the rule itself, with nothing shown to the router.
 
+Where a host has tiers, each of these is made for each tier (``compile/tiers.py``), with its time limits, retries and
+clusters; what is known to be a stream has a route of its own, without a limit on the whole.
+
 The listener has the ext_proc filter disabled; only a route that configures it (2, and 1 so that looking again changes
 nothing) turns it on. So a request without a route, or for any other method, never costs a round trip.
 """
@@ -21,7 +24,8 @@ from controlplane.compile.actions import add_edits, answer, set_action
 from controlplane.compile.filters import CORS, FAULT, cors_config, fault_config
 from controlplane.compile.matches import route_match
 from controlplane.compile.protobuf import duration, packed
-from controlplane.model import Match, Mesh, Route, Rule, Service, TextMatch, overlap
+from controlplane.compile.tiers import count_pass, guards, variants
+from controlplane.model import Match, Mesh, Route, Rule, Service, TextMatch, Tier, overlap
 from controlplane.regex import matches_regex
 from xds.pb.envoy.config.route.v3 import route_components_pb2, route_pb2
 from xds.pb.envoy.extensions.filters.http.ext_proc.v3 import ext_proc_pb2
@@ -46,6 +50,12 @@ EXT_PROC = "envoy.filters.http.ext_proc"
 
 INFERENCE_PATH = "/inference.GRPCInferenceService/ModelInfer"
 """KServe v2's unary inference: the one method whose body the router understands so far."""
+
+STREAMING_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+"""KServe v2's streaming inference."""
+
+_EVENTS = TextMatch(".*text/event-stream.*", regex=True)
+"""What a client accepts that waits for server-sent events."""
 
 BODY_LIMIT = 16 << 20
 """Bytes of a body that is shown to the router; a larger one is answered with 413. A 12 MiB picture fits."""
@@ -81,37 +91,52 @@ def _virtual_host(
     if semantic:
         # Here and not on the route: it must not change when Envoy looks for a route again.
         virtual_host.request_body_buffer_limit.value = BODY_LIMIT
+    tiered = mesh.has_tiers(host, route)
+    if tiered:
+        virtual_host.routes.extend(guards(mesh))
     for rule in route.rules:
-        compiler = _RuleCompiler(f"{route.name}.{rule.name}", rule, services)
         for match in rule.matches:
-            if match.port in (None, port):
-                virtual_host.routes.extend(compiler.routes(match, semantic=semantic and bool(rule.destinations)))
+            if match.port not in (None, port):
+                continue
+            pairs = variants(mesh, match) if tiered else [(None, match)]
+            for tier, exact in pairs:
+                compiler = _RuleCompiler(f"{route.name}.{rule.name}", rule, tier, services)
+                virtual_host.routes.extend(compiler.routes(exact, semantic=semantic and bool(rule.destinations)))
     return virtual_host
 
 
 class _RuleCompiler:
-    """One rule → Envoy's routes."""
+    """One rule, for the requests of one tier or for all → Envoy's routes."""
 
-    def __init__(self, name: str, rule: Rule, services: Mapping[str, Service]) -> None:
-        self._name = name
+    def __init__(self, name: str, rule: Rule, tier: Tier | None, services: Mapping[str, Service]) -> None:
+        self._name = f"{name}@{tier.name}" if tier else name
         self._rule = rule
+        self._tier = tier
         self._services = services
 
     def routes(self, match: Match, *, semantic: bool) -> Iterator[route_components_pb2.Route]:
         """Return the routes for one match."""
-        if semantic and _takes_inference(match):
-            chosen = self._route(f"{self._name}.chosen", _inference_match(match))
+        if semantic and _takes(match, INFERENCE_PATH):
+            only = _only(match, INFERENCE_PATH)
+            chosen = self._route(f"{self._name}.chosen", only)
             chosen.match.headers.add(name=CLUSTER_HEADER, present_match=True)
             chosen.route.cluster_header = CLUSTER_HEADER  # takes the place of the destination: they share a oneof
-            infer = self._route(f"{self._name}.infer", _inference_match(match))
+            infer = self._route(f"{self._name}.infer", only)
             for route in (chosen, infer):
                 route.typed_per_filter_config[EXT_PROC].CopyFrom(_SHOW_TO_ROUTER)
                 yield route
-        yield self._route(self._name, route_match(match))
+        if self._tier and self._rule.destinations:
+            # What is known to be a stream, before all else: it takes as long as it takes.
+            if _takes(match, STREAMING_PATH):
+                yield self._route(f"{self._name}.stream", _only(match, STREAMING_PATH), stream=True)
+            if "accept" not in dict(match.headers):
+                events = replace(match, headers=tuple(sorted((*match.headers, ("accept", _EVENTS)))))
+                yield self._route(f"{self._name}.events", events, stream=True)
+        yield self._route(self._name, match)
 
-    def _route(self, name: str, match: route_components_pb2.RouteMatch) -> route_components_pb2.Route:
-        rule = self._rule
-        route = route_components_pb2.Route(name=name, match=match)
+    def _route(self, name: str, match: Match, *, stream: bool = False) -> route_components_pb2.Route:
+        rule, tier = self._rule, self._tier
+        route = route_components_pb2.Route(name=name, match=route_match(match))
         add_edits(route, rule.headers)
         if rule.fault:
             route.typed_per_filter_config[FAULT].CopyFrom(fault_config(rule.fault))
@@ -121,25 +146,38 @@ class _RuleCompiler:
             return route
         # The backend has no use for it.
         route.request_headers_to_remove.append(CLUSTER_HEADER)
-        timeout_ms = DEFAULT_TIMEOUT_MS if rule.timeout_ms is None else rule.timeout_ms
-        route.route.timeout.CopyFrom(duration(timeout_ms))
-        if timeout_ms > STREAM_IDLE_TIMEOUT_MS:
-            route.route.idle_timeout.CopyFrom(duration(timeout_ms))
-        set_action(route, rule, self._services)
+        if tier:
+            count_pass(route, tier)
+        self._limit(route.route, stream=stream)
+        set_action(route, rule, self._services, tier)
         return route
 
+    def _limit(self, action: route_components_pb2.RouteAction, *, stream: bool) -> None:
+        """Set time limits: the rule's, else the tier's, else the default; of a stream only that of idleness."""
+        rule, tier = self._rule, self._tier
+        timeout_ms = 0 if stream else rule.timeout_ms
+        if timeout_ms is None:
+            timeout_ms = tier.budget_ms if tier else DEFAULT_TIMEOUT_MS
+        action.timeout.CopyFrom(duration(timeout_ms))
+        if not timeout_ms and tier:
+            action.idle_timeout.CopyFrom(duration(tier.idle_ms))
+        elif timeout_ms > STREAM_IDLE_TIMEOUT_MS:
+            action.idle_timeout.CopyFrom(duration(timeout_ms))
 
-def _takes_inference(match: Match) -> bool:
+
+def _takes(match: Match, wanted: str) -> bool:
+    """Return whether a match takes requests for a path."""
     path = match.path
     if path is None:
         return True
     if path.regex:
-        return matches_regex(path.text, INFERENCE_PATH)
-    asked, text = (INFERENCE_PATH.lower(), path.text.lower()) if match.ignore_case else (INFERENCE_PATH, path.text)
+        return matches_regex(path.text, wanted)
+    asked, text = (wanted.lower(), path.text.lower()) if match.ignore_case else (wanted, path.text)
     if path.prefix and match.segments:
         return f"{asked}/".startswith(f"{text.rstrip('/')}/")
     return asked.startswith(text) if path.prefix else asked == text
 
 
-def _inference_match(match: Match) -> route_components_pb2.RouteMatch:
-    return route_match(replace(match, path=TextMatch(INFERENCE_PATH), ignore_case=False))
+def _only(match: Match, path: str) -> Match:
+    """Return a match, of one path only."""
+    return replace(match, path=TextMatch(path), ignore_case=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from controlplane.compile.protobuf import duration
 from controlplane.model import ConnectionPool, LoadBalancer, OutlierDetection, TrafficPolicy
 from xds.pb.envoy.config.cluster.v3 import circuit_breaker_pb2, cluster_pb2, outlier_detection_pb2
+from xds.pb.envoy.config.core.v3 import base_pb2
 
 __all__ = ["apply_policy"]
 
@@ -22,10 +25,22 @@ _MAX_RETRIES = 256
 _DEFAULT_BALANCER = LoadBalancer("least_request")
 
 
-def apply_policy(cluster: cluster_pb2.Cluster, policy: TrafficPolicy) -> None:
-    """Make a cluster do what a traffic policy says, as far as it is not a matter of connections."""
+def fill(pool: ConnectionPool, defaults: ConnectionPool) -> ConnectionPool:
+    """Return limits, with those that are not given from elsewhere."""
+    given = {field.name: getattr(pool, field.name) for field in fields(pool)}
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
+
+
+def apply_policy(cluster: cluster_pb2.Cluster, policy: TrafficPolicy, *, high_priority: bool = False) -> None:
+    """Make a cluster do what a traffic policy says, as far as it is not a matter of connections.
+
+    Args:
+        cluster: Is changed.
+        policy: What to do.
+        high_priority: Its routes have high priority, for which Envoy counts by limits of their own.
+    """
     _balance(cluster, policy.load_balancer or _DEFAULT_BALANCER)
-    _limit(cluster, policy.pool or ConnectionPool())
+    _limit(cluster, policy.pool or ConnectionPool(), high_priority=high_priority)
     if policy.outlier:
         _eject(cluster, policy.outlier)
 
@@ -41,9 +56,11 @@ def _balance(cluster: cluster_pb2.Cluster, balancer: LoadBalancer) -> None:
         cluster.maglev_lb_config.table_size.value = balancer.size
 
 
-def _limit(cluster: cluster_pb2.Cluster, pool: ConnectionPool) -> None:
+def _limit(cluster: cluster_pb2.Cluster, pool: ConnectionPool, *, high_priority: bool) -> None:
     """Set the circuit breakers."""
     limits = circuit_breaker_pb2.CircuitBreakers.Thresholds()
+    if high_priority:
+        limits.priority = base_pb2.HIGH
     for field, value in (
         (limits.max_connections, pool.max_connections),
         (limits.max_pending_requests, pool.max_pending_requests),
@@ -88,6 +105,9 @@ def _eject(cluster: cluster_pb2.Cluster, outlier: OutlierDetection) -> None:
         message.max_ejection_time.CopyFrom(duration(max(outlier.base_ejection_ms, 300_000)))
     if outlier.max_ejection_percent is not None:
         message.max_ejection_percent.value = outlier.max_ejection_percent
+    else:
+        # Of a service with fewer than ten endpoints Envoy's default of 10 % would eject none.
+        message.always_eject_one_host.value = True
     if outlier.min_health_percent is not None:
         cluster.common_lb_config.healthy_panic_threshold.value = outlier.min_health_percent
     cluster.outlier_detection.CopyFrom(message)

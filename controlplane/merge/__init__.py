@@ -14,12 +14,14 @@ from controlplane.directory import Source
 from controlplane.documents import Document
 from controlplane.errors import EmptySourceError
 from controlplane.kinds.destination_rule import DestinationRule
+from controlplane.kinds.qos_policy import QosPolicy
 from controlplane.kinds.semantic_route import SemanticRoute
 from controlplane.kinds.service_discovery import ServiceDiscovery
 from controlplane.kinds.service_entry import ServiceEntry
 from controlplane.kinds.virtual_service import VirtualService
 from controlplane.merge.context import Context
 from controlplane.merge.destinations import merge_destinations
+from controlplane.merge.qos import check_levels, merge_qos
 from controlplane.merge.routes import merge_routes
 from controlplane.merge.semantic import merge_semantic_routes
 from controlplane.merge.services import merge_services
@@ -57,6 +59,8 @@ def merge(source: Source) -> Merged:
     merge_destinations(context, _of(read, DestinationRule))
     services = tuple(context.services[name] for name in sorted(context.services))
     routes = merge_routes(context, _of(read, VirtualService))
+    qos = merge_qos(context, _of(read, QosPolicy))
+    check_levels(context, routes, qos)
     semantic_routes = merge_semantic_routes(context, _of(read, SemanticRoute), routes)
     if not problems and not services:
         problems.append(
@@ -66,7 +70,7 @@ def merge(source: Source) -> Merged:
         # A rule that several delegate to is looked at several times.
         distinct = {(problem.where or Where(""), problem.what): problem for problem in problems}
         return Merged(None, tuple(distinct[place] for place in sorted(distinct)))
-    return Merged(Mesh(services, routes, semantic_routes), ())
+    return Merged(Mesh(services, routes, semantic_routes, qos.tiers, qos.default, qos.hosts), ())
 
 
 def _of(read: Iterable[kinds.Read], kind: type[T]) -> list[tuple[Document, T]]:

@@ -20,7 +20,7 @@ from controlplane.model import (
     TrafficPolicy,
 )
 
-__all__ = ["merge_destinations", "traffic_policy"]
+__all__ = ["merge_destinations", "outlier_detection", "traffic_policy"]
 
 _SIMPLE: Mapping[str, LoadBalancer | None] = {
     "ROUND_ROBIN": LoadBalancer("round_robin"),
@@ -81,7 +81,7 @@ def traffic_policy(entry: kind.TrafficPolicyEntry | None) -> TrafficPolicy:
     return TrafficPolicy(
         load_balancer=_load_balancer(entry.load_balancer) if entry.load_balancer else None,
         pool=_pool(entry.connection_pool) if entry.connection_pool else None,
-        outlier=_outlier(entry.outlier_detection) if entry.outlier_detection else None,
+        outlier=outlier_detection(entry.outlier_detection) if entry.outlier_detection else None,
     )
 
 
@@ -126,7 +126,8 @@ def _pool(entry: kind.ConnectionPoolEntry) -> ConnectionPool:
     )
 
 
-def _outlier(entry: kind.OutlierEntry) -> OutlierDetection:
+def outlier_detection(entry: kind.OutlierEntry) -> OutlierDetection:
+    """Return when an endpoint is left out."""
     return OutlierDetection(
         consecutive_5xx=entry.consecutive_5xx_errors,
         consecutive_gateway_errors=entry.consecutive_gateway_errors,

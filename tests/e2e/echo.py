@@ -1,4 +1,4 @@
-"""HTTP/2 backends that say what they got, and a client for unix sockets: both plain ``h2`` on threads.
+"""HTTP/2 backends that say what they got, and a client: both plain ``h2`` on threads.
 
 A backend's answer is JSON: its name, method, path, headers and the length of the body. A request steers it:
 ``x-test-NAME: 503`` makes the backend of that name answer so; ``x-test-delay: 0.5`` makes every backend wait.
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import h2.config
@@ -135,12 +134,10 @@ class Answer:
 
 
 class Client:
-    """One HTTP/2 connection to a unix socket; requests one after the other, or several at once."""
+    """One HTTP/2 connection to a port of loopback; requests one after the other, or several at once."""
 
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(LIMIT)
-        self._socket.connect(str(path))
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), LIMIT)
         self._http = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._http.initiate_connection()
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +35,12 @@ def eventually(what: str, condition: Callable[[], Any], limit: float = LIMIT) ->
         time.sleep(0.02)
 
 
+def free_port() -> int:
+    """A port of loopback that nobody uses just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 class Plane:
     """The processes, and what a test asks of them."""
 
@@ -42,7 +49,7 @@ class Plane:
         self.run = directory / "run"
         self.documents = directory / "docs"
         self.documents.mkdir()
-        self.gateway = directory / "gateway.sock"
+        self.gateway = free_port()
         self.backends = {name: Backend(name) for name in backends}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -50,6 +57,7 @@ class Plane:
         """Replace a document; ``{port:NAME}`` stands for the port of a backend."""
         for backend in self.backends.values():
             text = text.replace(f"{{port:{backend.name}}}", str(backend.port))
+        text = text.replace("{port:gateway}", str(self.gateway))
         temporary = self.documents / "new"
         temporary.write_text(text)
         temporary.replace(self.documents / name)
@@ -60,7 +68,7 @@ class Plane:
                 **{key: value for key, value in os.environ.items() if not key.startswith("MODALMESH_")},
                 "MODALMESH_RUNTIME_DIR": str(self.run),
                 "MODALMESH_XDS__LISTEN": f"unix:{self.directory}/xds.sock",
-                "MODALMESH_GATEWAY__LISTEN": f"unix:{self.gateway}",
+                "MODALMESH_GATEWAY__LISTEN": f"127.0.0.1:{self.gateway}",
                 "MODALMESH_CONTROLPLANE__DOCUMENTS": str(self.documents),
                 "MODALMESH_LOG__FORMAT": "json",
             }
@@ -104,9 +112,9 @@ class Plane:
         with Client(self.gateway) as client:
             return client.request(authority, path, method, **headers)
 
-    def many(self, count: int, authority: str, path: str = "/", **headers: str) -> list[Answer]:
+    def many(self, count: int, authority: str, path: str = "/", at_once: int = 100, **headers: str) -> list[Answer]:
         found: list[Answer] = []
         with Client(self.gateway) as client:
             while len(found) < count:
-                found += client.requests([(authority, path, "GET", headers)] * min(100, count - len(found)))
+                found += client.requests([(authority, path, "GET", headers)] * min(at_once, count - len(found)))
         return found
