@@ -33,7 +33,7 @@ check: install ## Style, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-install: .build/system $(VENV)/.installed $(TRITON_VENV)/.installed xds/pb/__init__.py ## Installs system packages and both environments
+install: .build/system $(VENV)/.installed $(TRITON_VENV)/.installed xds/pb/__init__.py .build/bpf ## Installs system packages and both environments
 
 .build/system: scripts/install-system-packages.sh
 	@scripts/install-system-packages.sh
@@ -54,8 +54,15 @@ $(TRITON_VENV)/.installed: deploy/triton/requirements.lock | .build/system
 	@$(TRITON_VENV)/bin/python $(PIP_INSTALL) -r deploy/triton/requirements.lock
 	@touch $@
 
-xds/pb/__init__.py: xds/descriptors.binpb tools/protos.py $(wildcard xds/*.proto router/*.proto router/*/*.proto) | $(VENV)/.installed
+xds/pb/__init__.py: xds/descriptors.binpb tools/protos.py $(wildcard xds/*.proto router/*.proto router/*/*.proto bpf/*.proto) | $(VENV)/.installed
 	@$(PYTHON) tools/protos.py generate
+
+.build/bpf: bpf/build.py $(wildcard bpf/programs/*.[ch]) $(if $(wildcard bpf/programs/*.bpf.o),,.FORCE) | .build/system
+	@/usr/bin/python3 -m bpf.build
+	@mkdir -p .build
+	@touch $@
+
+.FORCE:
 
 protos: ## Generates xds/pb again
 	@$(PYTHON) tools/protos.py generate
@@ -67,4 +74,4 @@ lock: ## Resolves both lock files again (needs uv)
 	    --custom-compile-command "make lock" --upgrade deploy/triton/requirements.in -o deploy/triton/requirements.lock
 
 clean: ## Removes environments and everything built
-	rm -rf $(VENV) $(TRITON_VENV) .build xds/pb build dist *.egg-info
+	rm -rf $(VENV) $(TRITON_VENV) .build xds/pb bpf/programs/*.bpf.o build dist *.egg-info

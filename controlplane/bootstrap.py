@@ -1,7 +1,8 @@
 """What an Envoy is started with: everything else reaches it over xDS.
 
 The control plane compresses with zstd, which Envoy's xDS client can't read. So the client connects to a listener of the
-same Envoy, on a unix socket, whose decompressor filter unpacks what comes back from the control plane.
+same Envoy, on a unix socket, whose decompressor filter unpacks what comes back from the control plane. An Envoy that is
+to look as usual asks the control plane itself, and gets plain bytes (setting ``envoy.xds``).
 
 Static clusters and listeners of a bootstrap are named ``modalmesh-…``; documents can't use such names.
 """
@@ -22,22 +23,24 @@ from envoy_data_plane.envoy.config.route import v3 as route
 from envoy_data_plane.envoy.extensions.compression.zstd.decompressor.v3 import Zstd
 from envoy_data_plane.envoy.extensions.filters.http.decompressor.v3 import Decompressor
 from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.v3 import DownstreamConnectionsConfig
+from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
     HttpProtocolOptions,
     HttpProtocolOptionsExplicitHttpConfig,
 )
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any, Struct
 
 from controlplane.compile import authored
 from controlplane.errors import Http1Error
 from controlplane.kinds.base import ip
 from controlplane.lint import find_http1, is_local
-from modalmesh.base.settings import Settings, split_address
+from modalmesh.base.settings import Settings, Xds, split_address
 from xds.pb.envoy.config.cluster.v3 import cluster_pb2
 from xds.pb.envoy.config.core.v3 import address_pb2
 from xds.pb.envoy.config.listener.v3 import listener_pb2
 
-__all__ = ["as_json", "build", "write"]
+__all__ = ["as_json", "build", "check", "write"]
 
 _CONTROL_PLANE = "modalmesh-controlplane"
 _XDS = "modalmesh-xds"
@@ -64,6 +67,9 @@ def build(settings: Settings) -> bootstrap.Bootstrap:
             socket; a mistake in this module.
     """
     loopback = f"unix:{settings.envoy_xds_socket}"
+    compressed = settings.envoy.xds == "zstd"
+    # Without a listener that carries xDS, workers can wait for it: ready means configured.
+    fetch_timeout = _INITIAL_FETCH_TIMEOUT if compressed else None
     message = bootstrap.Bootstrap(
         node=core.Node(id=settings.envoy.node_id, cluster="modalmesh", metadata=Struct.from_dict({"role": "envoy"})),
         admin=bootstrap.Admin(
@@ -76,28 +82,33 @@ def build(settings: Settings) -> bootstrap.Bootstrap:
                 # A node is 61 kB: it lists every extension.
                 set_node_on_first_message_only=True,
                 grpc_services=[
-                    core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=_XDS, retry_policy=_RETRY))
+                    core.GrpcService(
+                        envoy_grpc=core.GrpcServiceEnvoyGrpc(
+                            cluster_name=_XDS if compressed else _CONTROL_PLANE, retry_policy=_RETRY
+                        )
+                    )
                 ],
             ),
-            cds_config=authored.ads(_INITIAL_FETCH_TIMEOUT),
-            lds_config=authored.ads(_INITIAL_FETCH_TIMEOUT),
+            cds_config=authored.ads(fetch_timeout),
+            lds_config=authored.ads(fetch_timeout),
         ),
         static_resources=bootstrap.BootstrapStaticResources(
             clusters=[
-                _cluster(_XDS, loopback),
+                *([_cluster(_XDS, loopback)] if compressed else []),
                 # A control plane that vanished without closing its connection is noticed within 40 s.
                 _cluster(
                     _CONTROL_PLANE,
                     settings.xds.listen,
                     keepalive=core.KeepaliveSettings(interval=timedelta(seconds=30), timeout=timedelta(seconds=10)),
+                    transport=_tls(settings.xds),
                 ),
             ],
-            listeners=[_decompressing(loopback)],
+            listeners=[_decompressing(loopback)] if compressed else [],
         ),
         overload_manager=OverloadManager(resource_monitors=[_connection_limit()]),
         layered_runtime=_runtime(),
     )
-    _check(message)
+    check(message)
     return message
 
 
@@ -106,7 +117,38 @@ def as_json(message: bootstrap.Bootstrap) -> str:
     return json.dumps(message.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _cluster(name: str, address: str, keepalive: core.KeepaliveSettings | None = None) -> cluster.Cluster:
+def _tls(xds: Xds) -> core.TransportSocket | None:
+    """Return how to reach a control plane that speaks TLS; its certificate must name the host."""
+    if xds.ca is None:
+        return None
+    host, _ = split_address(xds.listen)
+    kind = tls.SubjectAltNameMatcherSanType.DNS if ip(host) is None else tls.SubjectAltNameMatcherSanType.IP_ADDRESS
+    common = tls.CommonTlsContext(
+        alpn_protocols=["h2"],
+        validation_context=tls.CertificateValidationContext(
+            trusted_ca=_file(xds.ca),
+            match_typed_subject_alt_names=[tls.SubjectAltNameMatcher(san_type=kind, matcher=StringMatcher(exact=host))],
+        ),
+    )
+    if xds.client_certificate is not None and xds.client_key is not None:
+        common.tls_certificates = [
+            tls.TlsCertificate(certificate_chain=_file(xds.client_certificate), private_key=_file(xds.client_key))
+        ]
+    return core.TransportSocket(
+        name="envoy.transport_sockets.tls", typed_config=Any.pack(tls.UpstreamTlsContext(common_tls_context=common))
+    )
+
+
+def _file(path: Path) -> core.DataSource:
+    return core.DataSource(filename=str(path.absolute()))
+
+
+def _cluster(
+    name: str,
+    address: str,
+    keepalive: core.KeepaliveSettings | None = None,
+    transport: core.TransportSocket | None = None,
+) -> cluster.Cluster:
     host, port = split_address(address)
     options = HttpProtocolOptions(
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
@@ -120,6 +162,7 @@ def _cluster(name: str, address: str, keepalive: core.KeepaliveSettings | None =
         type=cluster.ClusterDiscoveryType.STRICT_DNS if named else cluster.ClusterDiscoveryType.STATIC,
         connect_timeout=timedelta(seconds=1),
         typed_extension_protocol_options={_HTTP_OPTIONS: Any.pack(options)},
+        transport_socket=transport,
         load_assignment=endpoint.ClusterLoadAssignment(
             cluster_name=name,
             endpoints=[endpoint.LocalityLbEndpoints(lb_endpoints=[endpoint.LbEndpoint(endpoint=target)])],
@@ -166,7 +209,12 @@ def _runtime() -> bootstrap.LayeredRuntime:
     return bootstrap.LayeredRuntime(layers=[bootstrap.RuntimeLayer(name="modalmesh", static_layer=off)])
 
 
-def _check(message: bootstrap.Bootstrap) -> None:
+def check(message: bootstrap.Bootstrap) -> None:
+    """Make sure that a bootstrap allows HTTP/1.1 nowhere but at its admin interface, and that one on this machine only.
+
+    Raises:
+        Http1Error: Names the first place.
+    """
     static = message.static_resources or bootstrap.BootstrapStaticResources()
     places = [
         *(

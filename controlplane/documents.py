@@ -172,8 +172,6 @@ class _Builder:
             self._add(node)
             self._remember(node)
         elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            if len(self._stack) >= MAX_DEPTH:
-                raise self.error(f"nested more than {MAX_DEPTH} deep", line)
             mapping = isinstance(event, yaml.MappingStartEvent)
             if event.tag not in (None, "!", _CORE + ("map" if mapping else "seq")):
                 raise self._bad_tag(event.tag, line)

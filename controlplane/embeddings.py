@@ -38,7 +38,7 @@ _LENGTH_TOLERANCE = 1e-3
 class TextError(EncoderError):
     """A text can't be encoded; the others could."""
 
-    code = ItemError.code
+    code = "MM1208"
 
     def __init__(self, text: str, error: ItemError) -> None:
         super().__init__(error.what, hint=error.hint)

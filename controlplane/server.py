@@ -20,6 +20,7 @@ from controlplane.compile import Compiled, GatewayOptions, Options
 from controlplane.directory import signature
 from controlplane.embeddings import Embedder
 from controlplane.errors import UnreadableError
+from controlplane.rollout import ENVOY, ROUTER, Rollout
 from controlplane.runtime import make_runtime_dir
 from controlplane.update import Update, prepare
 from controlplane.watch import changes
@@ -31,16 +32,13 @@ from router.encoder import files
 from router.encoder.embed import Embeddings, embed_texts
 from router.limits import envoy_wait_ms
 from xds.pb.envoy.config.core.v3 import base_pb2
-from xds.server import AdsServer
+from xds.server import AdsServer, Tls
 from xds.snapshot import Snapshot
 from xds.status import StatusServer
 
-__all__ = ["ENVOY", "ROUTER", "Publisher", "embedder_of", "group_of", "options_of", "run", "serve"]
+__all__ = ["Publisher", "embedder_of", "group_of", "options_of", "run", "serve", "tls_of"]
 
 _log = get_logger()
-
-ENVOY: Final = "envoy"
-ROUTER: Final = "router"
 
 _EMBED_TIMEOUT: Final = 120.0
 """Seconds; a CLIP text model on one slow core takes 20 for 100 descriptions."""
@@ -80,13 +78,13 @@ def embedder_of(settings: Settings) -> Embedder:
 
 
 class Publisher:
-    """Takes updates and gives them to the server; decides what a failed one means."""
+    """Takes updates and rolls them out; decides what a failed one means."""
 
     def __init__(self, settings: Settings, server: AdsServer) -> None:
         self._documents = settings.controlplane.documents
         self._options = options_of(settings)
         self._embedder = embedder_of(settings)
-        self._server = server
+        self._rollout = Rollout(server)
         self._served: Compiled | None = None
         # Until policies have been served once, an encoder that fails costs the policies and nothing else.
         self._policies_can_wait = True
@@ -108,18 +106,24 @@ class Publisher:
         if update.compiled is None:
             metrics.UPDATES.labels("refused").inc()
         else:
-            self._publish(update.compiled, without_policies=update.encoder_failed)
+            await self._publish(update.compiled, without_policies=update.encoder_failed)
         if not update.encoder_failed:
             self._retry = _FIRST_RETRY
             return None
         delay, self._retry = self._retry, min(2 * self._retry, _LONGEST_RETRY)
         return delay
 
+    async def close(self) -> None:
+        """Stop; what is served stays."""
+        await self._rollout.close()
+
     def _log_problems(self, update: Update) -> None:
         metrics.PROBLEMS.set(len(update.problems))
         lines = tuple(str(problem) for problem in update.problems)
         if lines == self._logged:
             return  # said already: a retry, or another file was touched
+        if not lines:
+            _log.info("documents are in order again")
         self._logged = lines
         for line in lines:
             _log.error("problem", what=line)
@@ -129,14 +133,12 @@ class Publisher:
             stays = "what is being served stays" if self._served else "nothing is served yet"
             _log.error(f"documents refused; {stays}", problems=len(lines))
 
-    def _publish(self, compiled: Compiled, *, without_policies: bool) -> None:
+    async def _publish(self, compiled: Compiled, *, without_policies: bool) -> None:
         self._policies_can_wait = without_policies
         if compiled == self._served:
             metrics.UPDATES.labels("unchanged").inc()
             return
-        # Clusters before the policies that name them. Nothing else runs between the two.
-        self._server.set_snapshot(ENVOY, compiled.envoy)
-        self._server.set_snapshot(ROUTER, compiled.router)
+        await self._rollout.begin(compiled)
         self._served = compiled
         metrics.UPDATES.labels("without_policies" if without_policies else "published").inc()
         for group, snapshot in ((ENVOY, compiled.envoy), (ROUTER, compiled.router)):
@@ -176,6 +178,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                     await asyncio.wait_for(changed.wait(), retry)
         finally:
             stop.set()
+            await publisher.close()
             await watcher
 
 
@@ -188,10 +191,18 @@ async def _watch(documents: Path, changed: asyncio.Event, stop: asyncio.Event) -
         changed.set()
 
 
+def tls_of(settings: Settings) -> Tls | None:
+    """Return what the xDS server shows to its clients; None: it speaks cleartext."""
+    xds = settings.xds
+    if xds.certificate is None or xds.key is None:
+        return None
+    return Tls(xds.certificate, xds.key, xds.client_ca)
+
+
 @asynccontextmanager
 async def _servers(settings: Settings) -> AsyncIterator[AdsServer]:
-    server = AdsServer(settings.xds.listen, group_of, settings.xds.zstd_level)
-    status = StatusServer(settings.admin_socket, server.clients)
+    server = AdsServer(settings.xds.listen, group_of, settings.xds.zstd_level, tls=tls_of(settings))
+    status = StatusServer(settings.admin_socket, server.clients, server.faults)
     await server.start()
     try:
         await status.start()

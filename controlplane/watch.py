@@ -22,11 +22,9 @@ _log = get_logger()
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
-_STEP_MS: Final = 20
-"""As long as changes come at shorter intervals than this, they are one change …"""
-
-_DEBOUNCE_MS: Final = 100
-"""… but no longer than this."""
+_STEP_MS: Final = 10
+"""An editor's truncating, writing and renaming is one change. More than that is merged by the snapshot store, so
+that a single change does not wait."""
 
 _COMPARE_MS: Final = 1000
 
@@ -66,7 +64,7 @@ async def _notifications(directory: Path, stop: asyncio.Event, *, watch: bool) -
             async for events in watchfiles.awatch(
                 directory,
                 watch_filter=None,
-                debounce=_DEBOUNCE_MS,
+                debounce=_STEP_MS,
                 step=_STEP_MS,
                 stop_event=stop,
                 rust_timeout=_COMPARE_MS,

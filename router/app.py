@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from router.policy import TYPE_URL
 from router.store import PolicyStore
 from router.telemetry import POLICIES, POLICY_UPDATES
 from xds.client import AdsClient, Update
+from xds.listening import context_of
 from xds.pb.envoy.config.core.v3 import base_pb2
 
 __all__ = ["Subscription", "node", "run", "serve", "watch_encoder"]
@@ -47,11 +49,14 @@ class Subscription:
         store: Takes the updates.
         address: The control plane.
         identity: Who asks.
+        tls: Makes the connection secure.
     """
 
-    def __init__(self, store: PolicyStore, address: str, identity: base_pb2.Node) -> None:
+    def __init__(
+        self, store: PolicyStore, address: str, identity: base_pb2.Node, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._store = store
-        self._client = AdsClient(address, identity, {TYPE_URL: self.take})
+        self._client = AdsClient(address, identity, {TYPE_URL: self.take}, tls=tls)
         self._again = asyncio.Event()
 
     def take(self, update: Update) -> None:
@@ -143,7 +148,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     encoder = EncoderClient(settings.encoder_socket)
     processor = ExternalProcessor(lambda: store.current, encoder, encoder_timeout_ms=settings.router.encoder_timeout_ms)
     server = ExtProcServer(settings.router_socket, processor)
-    subscription = Subscription(store, settings.xds.listen, node(settings))
+    subscription = Subscription(store, settings.xds.listen, node(settings), context_of(settings.xds))
     await server.start()
     log.info("router listens", socket=str(settings.router_socket), control_plane=settings.xds.listen)
     background = [

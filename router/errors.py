@@ -7,14 +7,24 @@ RouterError                   MM1600
 │   └── EncoderMismatchError  MM1604   its vectors come from another encoder than the one that runs
 └── NoPolicyError             MM1605   no SemanticPolicy covers the host
 
-A policy error refuses the update that caused it; the others make a request pass unchanged.
+SocketError                   MM1606   a process of this package can't have its socket (a MachineError)
+
+A policy error refuses the update that caused it; the other RouterErrors make a request pass unchanged.
 """
 
 from __future__ import annotations
 
-from modalmesh.base.errors import ModalMeshError
+from modalmesh.base.errors import MachineError, ModalMeshError
 
-__all__ = ["EncoderMismatchError", "GrpcMessageError", "KServeError", "NoPolicyError", "PolicyError", "RouterError"]
+__all__ = [
+    "EncoderMismatchError",
+    "GrpcMessageError",
+    "KServeError",
+    "NoPolicyError",
+    "PolicyError",
+    "RouterError",
+    "SocketError",
+]
 
 
 class RouterError(ModalMeshError):
@@ -51,3 +61,9 @@ class NoPolicyError(RouterError):
     """No SemanticPolicy covers the host."""
 
     code = "MM1605"
+
+
+class SocketError(MachineError):
+    """A process of this package can't have its socket."""
+
+    code = "MM1606"

@@ -28,6 +28,7 @@ from router.limits import LARGEST_UNPACKED
 from router.modality import Modality
 from router.policy import TYPE_URL, Policy, PolicySet, check_encoder, parse
 from xds.client import fetch
+from xds.listening import context_of
 
 __all__ = ["Explanation", "Vector", "encode", "explain", "fetch_policies", "picture", "text", "to_json"]
 
@@ -69,6 +70,8 @@ def text(value: str) -> Content:
     """
     if not value.strip():
         raise UsageError("the text is empty", hint="say what a request would say")
+    if not value.isprintable() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise UsageError("the text is not UTF-8", hint="requests carry UTF-8")
     return Content(Modality.TEXT, value.encode()[:LONGEST_TEXT].decode(errors="ignore"))
 
 
@@ -98,7 +101,7 @@ async def fetch_policies(settings: Settings) -> PolicySet:
         NoPolicyError: It has none.
         PolicyError: One can't be used.
     """
-    bodies = await fetch(settings.xds.listen, node(settings), TYPE_URL, _FETCH_TIMEOUT)
+    bodies = await fetch(settings.xds.listen, node(settings), TYPE_URL, _FETCH_TIMEOUT, tls=context_of(settings.xds))
     if not bodies:
         raise NoPolicyError("the control plane serves no SemanticRoute", hint="add one to its documents")
     return PolicySet(parse(name, body) for name, body in bodies.items())

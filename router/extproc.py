@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,16 +17,17 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from modalmesh.base.errors import EncoderError, MachineError
+from modalmesh.base.errors import EncoderError
 from modalmesh.base.logging import get_logger
 from router.decision import FAILURES, Decision, Reason, decide, fall_back, pass_on
 from router.encoder.errors import ItemError
+from router.errors import SocketError
 from router.grpc_message import is_compressed
 from router.limits import LARGEST_MESSAGE, envoy_wait_ms
 from router.policy import PolicySet
 from router.replies import answer_body, continue_with, read_head, wait_longer
 from router.request import Answer, Head, Question, classify, settle
-from router.sockets import claim, private_mode
+from router.sockets import private_mode, reserved
 from router.telemetry import ACTIVE, DECISION_SECONDS, DECISIONS, LogLimit
 from xds.pb.envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
@@ -242,15 +243,16 @@ class ExtProcServer:
     def __init__(self, path: Path, processor: ExternalProcessor) -> None:
         self._path = path
         self._processor = processor
+        self._reservation = ExitStack()
         self._server: Any = None
 
     async def start(self) -> None:
         """Listen.
 
         Raises:
-            MachineError: The socket can't be had.
+            SocketError: The socket can't be had.
         """
-        claim(self._path)
+        self._reservation.enter_context(reserved(self._path))
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", LARGEST_MESSAGE),
@@ -277,11 +279,12 @@ class ExtProcServer:
             with private_mode(self._path):
                 self._server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as error:
-            raise MachineError(f"can't listen on {self._path}: {error}", hint="set runtime_dir") from error
+            self._reservation.close()
+            raise SocketError(f"can't listen on {self._path}: {error}") from error
         await self._server.start()
 
     async def close(self, grace: float = 1.0) -> None:
         """Let open requests end for at most ``grace`` seconds, then stop and remove the socket."""
         if self._server is not None:
             await self._server.stop(grace)
-        self._path.unlink(missing_ok=True)
+        self._reservation.close()

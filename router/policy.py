@@ -166,7 +166,9 @@ def _checked(name: str, message: policy_pb2.SemanticPolicy) -> Policy:
         raise PolicyError(f"service {_twice(item.service_id for item in message.services)!r} stands there twice")
     # A service without description is there for those that name its model, or as a default.
     vectors = {
-        item.service_id: _vector(item, message.encoder.dimension) for item in message.services if item.description
+        item.service_id: _vector(item, message.encoder.dimension)
+        for item in message.services
+        if item.description or item.clip_text_emb
     }
     services = tuple(
         sorted((_service(item, message.model) for item in message.services), key=lambda service: service.service_id)

@@ -1,47 +1,55 @@
-"""A unix socket's place in the file system: taken only if nobody listens there."""
+"""A unix socket of one server on one node: nobody else's, and only one process's.
+
+gRPC removes whatever lies at the path before it binds, so a second instance would silently take the first one's
+callers. A lock beside the socket, which the kernel lets go of when its process ends in whatever way, tells a living
+owner from a left-over.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from modalmesh.base.errors import MachineError
+from router.errors import SocketError
 
-__all__ = ["claim", "private_mode"]
+__all__ = ["private_mode", "reserved"]
 
-# Whoever can connect may ask where requests would go, and keep the router busy.
+# Whoever can connect may ask where requests would go, and keep the process busy.
 _OWNER_ONLY = 0o177
 _OWNER_AND_GROUP = 0o117
 
+_HINT = "choose another directory with MODALMESH_RUNTIME_DIR"
 
-def claim(path: Path) -> None:
-    """Make room for a socket: the directory is created, a socket that nobody listens on is removed.
+
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[None]:
+    """Own ``path`` for as long as the context lasts; a left-over socket there is removed, before and after.
 
     Raises:
-        MachineError: Somebody listens there, something else than a socket stands there, or it isn't writable.
+        SocketError: Another process owns it, it is no socket, or its directory can't be used.
     """
-    try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise MachineError(f"{path} can't be used: {error.strerror}", hint="set runtime_dir") from error
-    if not stat.S_ISSOCK(mode):
-        raise MachineError(f"{path} is no socket", hint="remove it, or set runtime_dir")
-    if _is_alive(path):
-        raise MachineError(f"another process listens on {path}", hint="stop it, or set runtime_dir")
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise MachineError(f"{path} can't be removed: {error.strerror}", hint="set runtime_dir") from error
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            lock = stack.enter_context(path.with_name(path.name + ".lock").open("wb"))
+        except OSError as error:
+            raise SocketError(f"{path.parent} can't be used: {error.strerror}", hint=_HINT) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SocketError(f"another process serves {path}", hint=f"stop it, or {_HINT}") from error
+        _remove_socket(path)
+        try:
+            yield
+        finally:
+            _remove_socket(path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def private_mode(path: Path) -> Iterator[None]:
     """Let a socket bound inside be its owner's alone (0600), or its group's too (0660) in a setgid directory.
 
@@ -56,15 +64,11 @@ def private_mode(path: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def _is_alive(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except TimeoutError:
-            return True  # somebody listens, but doesn't accept
-        except BlockingIOError:
-            return True  # its backlog is full
-        except OSError:
-            return False
-        return True
+def _remove_socket(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SocketError(f"{path} is there and no socket", hint="move it away")
+    path.unlink(missing_ok=True)

@@ -4,11 +4,18 @@ set -euo pipefail
 
 packages=(
     ca-certificates    # pip's TLS
-    iproute2           # tests look at listening sockets
+    clang              # builds the kernel programs, and again on a node where they don't fit
+    ethtool            # tests give veth pairs the offloads of a NIC
+    iproute2           # tests look at listening sockets and make network namespaces
+    libbpf-dev         # headers of the kernel programs
+    libbpf1            # loads them
     libgomp1           # scikit-learn, onnxruntime
     libpython3.11      # Triton's Python backend links to it
+    linux-libc-dev     # headers of the kernel programs
     make
+    openssl            # tests make certificates
     python3
+    python3-bpfcc      # tracing tools (modalmesh bpf trace)
     python3-venv
     redis-server       # the cache's tests start their own
 )

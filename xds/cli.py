@@ -54,22 +54,21 @@ def status(
     Versions come from content: equal versions mean equal configuration.
     """
     from modalmesh.base import settings
-    from xds.status import fetch_status
+    from xds.status import fetch_report
 
-    clients = fetch_status(settings.load().admin_socket, timeout)
+    report = fetch_report(settings.load().admin_socket, timeout)
     if output is Output.JSON:
-        typer.echo(_as_json(clients))
+        typer.echo(_as_json(report))
     else:
-        _print_table(clients)
+        _print_table(report.clients)
+        _print_faults(report.faults)
 
 
-def _as_json(clients: Sequence[status_pb2.Client]) -> str:
+def _as_json(report: status_pb2.ListResponse) -> str:
     from google.protobuf import json_format
 
-    from xds.pb.xds import status_pb2
-
     return json_format.MessageToJson(
-        status_pb2.ListResponse(clients=clients),
+        report,
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,
     )
@@ -101,6 +100,18 @@ def _print_table(clients: Sequence[status_pb2.Client]) -> None:
                 _plain(item.last_error),
             )
     console.print(table)
+
+
+def _print_faults(faults: Sequence[status_pb2.Fault]) -> None:
+    from rich.console import Console
+
+    from xds.types import short_name
+
+    console = Console(soft_wrap=True)
+    for fault in faults:
+        instead = "what was served before stays" if fault.replaced else "not served"
+        where = f"{fault.group}: {short_name(fault.type_url)} {fault.name}"
+        console.print(_plain(f"{where}: {instead}, because it {fault.reason}"))
 
 
 def _state(item: status_pb2.Type) -> Text:

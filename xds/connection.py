@@ -1,4 +1,4 @@
-"""One client's HTTP/2 connection to the server, and the ADS streams on it.
+"""One client's HTTP/2 connection to the server, and the gRPC calls on it.
 
 Why apart from server.py: this knows the wire and one peer, the server knows groups and snapshots. Whatever a peer does
 ends its stream or its connection, never the process; each ending is counted by reason and logged once.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from typing import Final, Protocol
 
-from google.protobuf.message import DecodeError
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -23,22 +21,18 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
+from hyperframe.frame import GoAwayFrame
 
-from modalmesh.base.errors import ModalMeshError
 from modalmesh.base.logging import get_logger
 from xds import metrics
-from xds.delta import DeltaStream
+from xds.calls import PATHS, AdsCall, call_of
 from xds.errors import RefusedRequestError
-from xds.frames import Encoding, Frames
-from xds.grpc_wire import DELTA_PATH, Deframer, Status, trailers
+from xds.frames import Encoding
+from xds.grpc_wire import Deframer, Status, trailers
 from xds.http2 import Http2Protocol, as_text
-from xds.pb.envoy.config.core.v3 import base_pb2
-from xds.pb.envoy.service.discovery.v3 import discovery_pb2
-from xds.pushes import Pushes, Response
-from xds.snapshot import Snapshot
-from xds.types import short_name
+from xds.rpc import Call, Serving
 
-__all__ = ["AdsStream", "Connection", "Limits", "Serving"]
+__all__ = ["Connection", "Hosting"]
 
 _log = get_logger()
 
@@ -48,49 +42,13 @@ _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MAX_RESETS_PER_TICK: Final = 100
 """Streams that a client may open and reset, or have refused, between two ticks; more is an attack (CVE-2023-44487)."""
 
+_LAST_STREAM: Final = 2**31 - 1
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a client may take, in seconds, bytes and numbers.
-
-    Attributes:
-        ack_timeout: A response without ACK or NACK for so long resets its stream: Envoy loses a message that it can't
-            decompress without saying so. Above 15 s, since Envoy delays ACKs of clusters while they warm
-            (initial_fetch_timeout).
-        handshake: From connecting to the HTTP/2 preface.
-        first_request: From opening a stream to its first request.
-        keepalive_idle: Silence after which the peer is pinged.
-        keepalive_timeout: Silence after the ping that ends the connection.
-        max_request: Longest request message. Envoy's first has 61 kB; names and versions it holds come on top.
-        max_connections: Of the whole server.
-        max_streams: Per connection; a relay may carry many clients.
-    """
-
-    ack_timeout: float = 20.0
-    handshake: float = 10.0
-    first_request: float = 10.0
-    keepalive_idle: float = 30.0
-    keepalive_timeout: float = 10.0
-    max_request: int = 4 * 1024 * 1024
-    max_connections: int = 4096
-    max_streams: int = 128
-
-    def __post_init__(self) -> None:
-        if any(getattr(self, item.name) <= 0 for item in fields(self)):
-            raise ValueError("limits are above zero")
+_GRPC: Final = [(":status", "200"), ("content-type", "application/grpc")]
 
 
-class Serving(Protocol):
-    """What a connection needs of its server."""
-
-    limits: Limits
-    pushes: Pushes
-    frames: Frames
-    group_of: Callable[[base_pb2.Node], str]
-
-    def snapshot(self, group: str) -> Snapshot | None:
-        """Return what a group shall hold."""
-        ...
+class Hosting(Serving, Protocol):
+    """What a connection needs of its server beside what its calls need."""
 
     def opened(self, connection: Connection) -> bool:
         """Register a connection; False: there are too many."""
@@ -100,123 +58,89 @@ class Serving(Protocol):
         """Forget a connection."""
         ...
 
-    def joined(self, stream: AdsStream) -> None:
-        """Register a stream whose node is known."""
-        ...
 
-    def left(self, stream: AdsStream) -> None:
-        """Forget a stream."""
-        ...
+class _Stuck:
+    """Notices that what waits for a peer does not get less."""
+
+    __slots__ = ("_since", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._since = 0.0
+
+    def seconds(self, waiting: int, now: float) -> float:
+        """Return for how long no byte has left."""
+        if not waiting or waiting != self._waiting:
+            self._waiting, self._since = waiting, now
+        return now - self._since
 
 
-class AdsStream:
-    """One ADS stream: the state machine, and how its responses are encoded.
+class _Stream:
+    """A call, and its messages as they come."""
 
-    Attributes:
-        opened: Seconds on the loop's clock.
-        group: Set with the first request.
-        state: The protocol's state, likewise.
-    """
+    __slots__ = ("began", "call", "deframer", "ended", "stuck")
 
-    def __init__(self, connection: Connection, stream_id: int, encoding: Encoding, opened: float) -> None:
-        self.connection = connection
-        self.stream_id = stream_id
-        self.encoding = encoding
-        self.opened = opened
-        self.group = ""
-        self.state: DeltaStream | None = None
-        self.deframer = Deframer(connection.server.limits.max_request)
-
-    def on_message(self, message: bytes, now: float) -> None:
-        """Take one request message.
-
-        Raises:
-            RefusedRequestError: It can't be parsed, or breaks the protocol.
-        """
-        try:
-            request = discovery_pb2.DeltaDiscoveryRequest.FromString(message)
-        except DecodeError as error:
-            raise RefusedRequestError("a message is not a DeltaDiscoveryRequest") from error
-        server = self.connection.server
-        if self.state is None:
-            try:
-                group = server.group_of(request.node)
-            except ModalMeshError as error:
-                raise RefusedRequestError(f"the node fits no group: {error}") from error
-            state = DeltaStream(server.snapshot(group), server.pushes, now)
-            responses = state.on_request(request, now)
-            self.group, self.state = group, state
-            server.joined(self)
-            _log.info("xds client connected", node=state.node.id, group=group, encoding=self.encoding)
-        else:
-            answer = self.state.answer_of(request)
-            responses = self.state.on_request(request, now)
-            if answer is not None:
-                self._count_answer(request, answer)
-        self.send(responses)
-
-    def on_snapshot(self, snapshot: Snapshot, changed: Mapping[str, frozenset[str]], now: float) -> None:
-        """Tell the client what changed."""
-        if self.state is not None:
-            self.send(self.state.on_snapshot(snapshot, changed, now))
-            self.connection.write()
-
-    def send(self, responses: list[Response]) -> None:
-        """Queue responses."""
-        frames = self.connection.server.frames
-        for response in responses:
-            chunks = frames.chunks(response, self.encoding)
-            metrics.RESPONSES.labels(self._label(response.type_url)).inc()
-            metrics.BYTES.labels("message").inc(frames.message_length(response))
-            metrics.BYTES.labels("sent").inc(sum(map(len, chunks)))
-            self.connection.queue(self.stream_id, chunks)
-
-    def _count_answer(self, request: discovery_pb2.DeltaDiscoveryRequest, answer: str) -> None:
-        metrics.ANSWERS.labels(self._label(request.type_url), answer).inc()
-        if answer == "nack" and self.state is not None:
-            _log.warning(
-                "xds client refused a response; it keeps what it had",
-                node=self.state.node.id,
-                type=short_name(request.type_url),
-                error=self.state.types[request.type_url].error,
-            )
-
-    def _label(self, type_url: str) -> str:
-        known = self.state is not None and self.state.snapshot is not None
-        if known and type_url in self.state.snapshot.type_urls:  # type: ignore[union-attr]
-            return short_name(type_url)
-        return "other"
+    def __init__(self, call: Call, limit: int) -> None:
+        self.stuck = _Stuck()
+        self.call = call
+        self.deframer = Deframer(limit)
+        self.began = False
+        self.ended = False
 
 
 class Connection(Http2Protocol):
-    """One client's connection."""
+    """One client's connection.
 
-    def __init__(self, server: Serving, clock: Callable[[], float]) -> None:
+    Args:
+        server: Whose.
+        clock: Seconds.
+        alpn: With TLS: a peer that did not choose h2 is let go.
+    """
+
+    def __init__(self, server: Hosting, clock: Callable[[], float], *, alpn: bool = False) -> None:
         super().__init__(client_side=False, settings={SettingCodes.MAX_CONCURRENT_STREAMS: server.limits.max_streams})
-        self.server = server
-        self.streams: dict[int, AdsStream] = {}
+        self._host = server
+        self._streams: dict[int, _Stream] = {}
         self._clock = clock
+        self._alpn = alpn
         self._opened = self._heard = clock()
         self._pinged = False
         self._prelude: bytearray | None = bytearray()
         self._resets = 0
         self._over = False
+        self._lingered = False
+        self._draining = False
+        self._stuck = _Stuck()
+
+    @property
+    def server(self) -> Serving:
+        """Whose connection it is."""
+        return self._host
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls in progress."""
+        return [stream.call for stream in self._streams.values()]
 
     # --- asyncio
 
     def connection_made(self, transport: object) -> None:
         """Wait for the preface: a client that speaks something else gets no byte."""
         super().connection_made(transport)  # type: ignore[arg-type]
-        if not self.server.opened(self):
+        if not self._host.opened(self):
             self._end("capacity", "too many connections")
+        elif self._alpn:
+            tls = self.transport.get_extra_info("ssl_object")
+            if tls is None or tls.selected_alpn_protocol() != "h2":
+                self._end("tls", "did not choose h2 by ALPN")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the streams."""
         del exc
         self._over = True
-        for stream in list(self.streams.values()):
-            self._forget(stream)
-        self.server.closed(self)
+        for stream_id in list(self._streams):
+            self._forget(stream_id)
+        self._host.closed(self)
 
     def data_received(self, data: bytes) -> None:
         """Check the preface, then let HTTP/2 go on; a mistake of ours costs this connection, not the process."""
@@ -226,19 +150,30 @@ class Connection(Http2Protocol):
         self._pinged = False
         try:
             if self._prelude is not None:
-                self._prelude += data
-                head = bytes(self._prelude[: len(_PREFACE)])
-                if not _PREFACE.startswith(head):
-                    self._end("handshake", "does not speak HTTP/2")
+                rest = self._after_preface(data)
+                if rest is None:
                     return
-                if len(head) < len(_PREFACE):
-                    return
-                data, self._prelude = bytes(self._prelude), None
-                self.h2.initiate_connection()
+                data = rest
             super().data_received(data)
         except Exception:
             _log.exception("xds connection ended by a mistake of the server")
             self._end("internal", "")
+
+    def _after_preface(self, data: bytes) -> bytes | None:
+        """Return what follows the preface once all of it has come."""
+        assert self._prelude is not None  # noqa: S101 — the caller looked
+        self._prelude += data
+        head = bytes(self._prelude[: len(_PREFACE)])
+        if not _PREFACE.startswith(head):
+            self._end("handshake", "does not speak HTTP/2")
+            return None
+        if len(head) < len(_PREFACE):
+            return None
+        rest = bytes(self._prelude[len(_PREFACE) :])
+        self._prelude = None
+        self.greet()
+        self.h2.receive_data(_PREFACE)
+        return rest
 
     def failed(self, reason: str, what: str) -> None:
         """End the connection."""
@@ -253,99 +188,157 @@ class Connection(Http2Protocol):
         if isinstance(event, RequestReceived):
             self._on_request(event)
         elif isinstance(event, DataReceived):
-            self._on_data(event)
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            stream = self._streams.get(event.stream_id)
+            if stream is not None and event.stream_ended is not None:
+                stream.ended = True
+            self.take(event.stream_id, event.data)
         elif isinstance(event, StreamEnded):
-            stream = self.streams.get(event.stream_id)
+            stream = self._streams.get(event.stream_id)
             if stream is not None:
-                self.refuse(stream, Status.OK, client_ended=True)
+                stream.ended = True
+                stream.call.on_end()
         elif isinstance(event, StreamReset):
             self._count_reset()
-            stream = self.streams.get(event.stream_id)
-            if stream is not None:
-                self._forget(stream)
+            self._forget(event.stream_id)
         elif isinstance(event, ConnectionTerminated):
             self._close()
+
+    def take(self, stream_id: int, data: bytes) -> None:
+        """Take data of a call."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        now = self._clock()
+        try:
+            message = stream.deframer.whole(data)
+            if message is not None:
+                stream.call.on_message(message, now)
+                return
+            for message in stream.deframer.feed(data):
+                stream.call.on_message(message, now)
+                if stream_id not in self._streams:
+                    return
+        except RefusedRequestError as error:
+            metrics.ENDED.labels("refused").inc()
+            _log.warning("xds stream ended", reason="refused", what=str(error))
+            self.finish(stream_id, error.grpc_status, str(error))
 
     def _on_request(self, event: RequestReceived) -> None:
         headers = {as_text(name): as_text(value) for name, value in event.headers}
         ended = event.stream_ended is not None
+        if self._draining:
+            # It may have been on its way when GOAWAY was sent; the client tries again elsewhere.
+            with contextlib.suppress(ProtocolError):
+                self.h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            return
         if headers.get(":method") != "POST" or not headers.get("content-type", "").startswith("application/grpc"):
             # Not gRPC: the specification asks for 415.
             self._respond(event.stream_id, [(":status", "415")], ended=ended)
             return
         refusal = _refusal(headers)
         if refusal:
-            head = [(":status", "200"), ("content-type", "application/grpc")]
-            self._respond(event.stream_id, head + trailers(Status.UNIMPLEMENTED, refusal), ended=ended)
+            self._respond(event.stream_id, _GRPC + trailers(Status.UNIMPLEMENTED, refusal), ended=ended)
             return
-        encoding: Encoding = "zstd" if _accepts_zstd(headers.get("accept-encoding", "")) else "identity"
-        head = [(":status", "200"), ("content-type", "application/grpc")]
-        if encoding == "zstd":
-            head.append(("content-encoding", "zstd"))
-        try:
-            self.h2.send_headers(event.stream_id, head)
-        except ProtocolError:
-            return  # reset in the same read
-        self.streams[event.stream_id] = AdsStream(self, event.stream_id, encoding, self._clock())
+        offered: Encoding = "zstd" if _accepts_zstd(headers.get("accept-encoding", "")) else "identity"
+        call = call_of(headers[":path"], self, event.stream_id, offered, self._clock())
+        stream = self._streams[event.stream_id] = _Stream(call, self._host.limits.max_request)
+        stream.ended = ended
+        if "content-length" not in headers:
+            self.receive_directly(event.stream_id)
 
-    def _on_data(self, event: DataReceived) -> None:
-        self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        stream = self.streams.get(event.stream_id)
-        if stream is None:
-            return
-        try:
-            for message in stream.deframer.feed(event.data):
-                stream.on_message(message, self._clock())
-        except RefusedRequestError as error:
-            self._say("refused", stream, str(error))
-            self.refuse(stream, error.grpc_status, str(error), client_ended=event.stream_ended is not None)
+    # --- time
 
     def tick(self, now: float) -> None:
         """Let time pass: limits are enforced, what waited long enough is sent."""
-        limits = self.server.limits
         self._resets = 0
+        if self._over:
+            # The last bytes had at least a tick to leave; a peer that does not read them must not stay for ever.
+            if self._lingered:
+                self.transport.abort()
+            self._lingered = True
+            return
         if self._prelude is not None:
-            if now - self._opened >= limits.handshake:
+            if now - self._opened >= self._host.limits.handshake:
                 self._end("handshake", "sent no HTTP/2 preface")
             return
+        if self._is_gone(now) or self._is_stuck(now):
+            return
+        for stream_id, stream in list(self._streams.items()):
+            if stream.stuck.seconds(self.unsent(stream_id), now) >= self._host.limits.write_timeout:
+                metrics.ENDED.labels("write_timeout").inc()
+                _log.warning("xds stream ended", reason="write_timeout", what="gives no credit")
+                self.reset(stream_id)
+            else:
+                stream.call.tick(now)
+        self.write()
+
+    def _is_gone(self, now: float) -> bool:
+        """Ping a silent peer; end the connection of one that stays silent."""
+        limits = self._host.limits
         silence = now - self._heard
         if silence >= limits.keepalive_idle + limits.keepalive_timeout and self._pinged:
             self._end("keepalive", f"was silent for {silence:.0f} s")
-            return
+            return True
         if silence >= limits.keepalive_idle and not self._pinged:
             self._pinged = True
             self.h2.ping(b"modalmsh")
-        for stream in list(self.streams.values()):
-            self._tick_stream(stream, now)
-        self.write()
+        return False
 
-    def _tick_stream(self, stream: AdsStream, now: float) -> None:
-        limits = self.server.limits
-        if stream.state is None:
-            if now - stream.opened >= limits.first_request:
-                self._say("first_request", stream, "no request came")
-                self.refuse(stream, Status.DEADLINE_EXCEEDED, "no request came")
+    def _is_stuck(self, now: float) -> bool:
+        """End the connection of a peer that does not read."""
+        seconds = self._stuck.seconds(self.transport.get_write_buffer_size(), now)
+        if seconds < self._host.limits.write_timeout:
+            return False
+        self._end("write_timeout", f"read nothing for {seconds:.0f} s")
+        self.transport.abort()
+        return True
+
+    # --- what calls ask for (rpc.Link)
+
+    def begin(self, stream_id: int, encoding: Encoding) -> None:
+        """Send the response's headers."""
+        head = [*_GRPC, ("content-encoding", "zstd")] if encoding == "zstd" else _GRPC
+        self.spoke()
+        with contextlib.suppress(ProtocolError):  # reset in the meantime
+            self.h2.send_headers(stream_id, head)
+            self._streams[stream_id].began = True
+
+    def finish(self, stream_id: int, status: int, message: str = "") -> None:
+        """End a call with a gRPC status; what flow control keeps back is dropped."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
             return
-        overdue = stream.state.overdue(now, limits.ack_timeout)
-        if overdue is not None:
-            self._say("ack_timeout", stream, f"{short_name(overdue)} had no ACK for {limits.ack_timeout:g} s")
-            # RST_STREAM, not trailers: they would wait behind DATA that the peer does not take.
-            self._reset(stream, ErrorCodes.CANCEL)
-            return
-        stream.send(stream.state.on_tick(now))
+        self._forget(stream_id)
+        head = trailers(status, message)
+        self._finish(stream_id, head if stream.began else _GRPC + head, ended=stream.ended)
+
+    def reset(self, stream_id: int) -> None:
+        """End a call without a word."""
+        self._forget(stream_id)
+        self.spoke()
+        with contextlib.suppress(ProtocolError):  # the peer was faster
+            self.h2.reset_stream(stream_id, ErrorCodes.CANCEL)
 
     # --- endings
 
-    def refuse(self, stream: AdsStream, status: int, message: str = "", *, client_ended: bool = False) -> None:
-        """End a stream with a gRPC status; what it has not sent is dropped."""
-        self._forget(stream)
-        self._finish(stream.stream_id, trailers(status, message), ended=client_ended)
+    def drain(self) -> None:
+        """Tell the client to open its next streams elsewhere; those that are open go on."""
+        if self._over or self._prelude is not None or self._draining:
+            return
+        self._draining = True
+        # By hand: h2 takes a GOAWAY for the end.
+        self._put(GoAwayFrame(stream_id=0, last_stream_id=_LAST_STREAM, error_code=0).serialize())
+        self.write()
 
     def shut_down(self) -> None:
-        """End all streams as «try again», and the connection."""
+        """End all ADS streams as «try again», all others too, and the connection."""
         if not self._over and self._prelude is None:
-            for stream in list(self.streams.values()):
-                self.refuse(stream, Status.UNAVAILABLE, "the control plane is stopping")
+            for stream_id, stream in list(self._streams.items()):
+                if isinstance(stream.call, AdsCall):
+                    stream.call.stop()
+                else:
+                    self.finish(stream_id, Status.UNAVAILABLE, "the server is stopping")
         self._close()
 
     def abort(self) -> None:
@@ -361,25 +354,21 @@ class Connection(Http2Protocol):
 
     def _finish(self, stream_id: int, headers: list[tuple[str, str]], *, ended: bool) -> None:
         """Send the last headers of a stream; RST_STREAM says that nothing more need come (RFC 9113 §8.1)."""
+        self.spoke()
         with contextlib.suppress(ProtocolError):  # the peer was faster
             self.h2.send_headers(stream_id, headers, end_stream=True)
             if not ended:
                 self.h2.reset_stream(stream_id, ErrorCodes.NO_ERROR)
 
-    def _reset(self, stream: AdsStream, code: ErrorCodes) -> None:
-        self._forget(stream)
-        with contextlib.suppress(ProtocolError):  # the peer was faster
-            self.h2.reset_stream(stream.stream_id, code)
-
-    def _forget(self, stream: AdsStream) -> None:
-        self.drop(stream.stream_id)
-        self.streams.pop(stream.stream_id, None)
-        if stream.state is not None:
-            self.server.left(stream)
+    def _forget(self, stream_id: int) -> None:
+        self.drop(stream_id)
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            stream.call.forgotten()
 
     def _count_reset(self) -> None:
         self._resets += 1
-        if self._resets > _MAX_RESETS_PER_TICK:
+        if self._resets > _MAX_RESETS_PER_TICK and not self._over:
             self.h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             self._end("overflow", "opens and abandons streams without end")
 
@@ -403,18 +392,12 @@ class Connection(Http2Protocol):
             self.write()
         self.transport.close()
 
-    @staticmethod
-    def _say(reason: str, stream: AdsStream, what: str) -> None:
-        metrics.ENDED.labels(reason).inc()
-        node = stream.state.node.id if stream.state is not None else ""
-        _log.warning("xds stream ended", reason=reason, node=node, what=what)
-
 
 def _refusal(headers: Mapping[str, str]) -> str:
     """Return why a gRPC request can't be served; "" if it can."""
     path = headers.get(":path", "")
-    if path != DELTA_PATH:
-        return f"{path} is not served; only delta ADS is: {DELTA_PATH}"
+    if path not in PATHS:
+        return f"{path} is not served; what is: {' '.join(PATHS)}"
     for name in ("content-encoding", "grpc-encoding"):
         if headers.get(name, "identity") != "identity":
             return f"requests with {name} {headers[name]} are not understood; send them uncompressed"

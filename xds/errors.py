@@ -6,7 +6,8 @@ XdsError                     MM1400
 ├── RefusedRequestError      MM1403   a client's request breaks the protocol; ends its stream
 ├── BadResponseError         MM1404   a server's response breaks the protocol
 ├── FetchError               MM1405   a one-shot fetch got no answer
-└── UnreachableError         MM1406   the control plane isn't running, or doesn't answer
+├── UnreachableError         MM1406   the control plane isn't running, or doesn't answer
+└── TlsError                 MM1407   a certificate, key or root can't be used
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = [
     "FetchError",
     "ListenError",
     "RefusedRequestError",
+    "TlsError",
     "UnreachableError",
 ]
 
@@ -66,3 +68,9 @@ class UnreachableError(XdsError):
     """The control plane isn't running, or doesn't answer."""
 
     code = "MM1406"
+
+
+class TlsError(XdsError):
+    """A certificate, key or root can't be used."""
+
+    code = "MM1407"

@@ -12,16 +12,27 @@ of its own: a piece of a kilobyte can't be shrunk a hundredfold.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import zstandard
 
 from xds.grpc_wire import prefixed
 from xds.pb.envoy.service.discovery.v3 import discovery_pb2
-from xds.pushes import Response
+from xds.pushes import Form, Response
 
-__all__ = ["CHUNK", "MAX_GROWTH", "Encoding", "Frames", "encode", "plain_chunks", "zstd_chunks"]
+__all__ = [
+    "CHUNK",
+    "MAX_GROWTH",
+    "Encoded",
+    "Encoding",
+    "Frames",
+    "data_header",
+    "encode",
+    "plain_chunks",
+    "zstd_chunks",
+]
 
 Encoding = Literal["identity", "zstd"]
 
@@ -34,20 +45,44 @@ MAX_GROWTH: Final = 80
 _SMALLEST_PIECE: Final = 1024
 """A zstd frame around 1024 equal bytes has 18 bytes: growth 57."""
 
-_BUDGET: Final = 64 * 1024 * 1024
-"""Bytes kept for sharing. More only means that a message is encoded again for a client that comes late."""
+_BUDGET: Final = 32 * 1024 * 1024
+_REMEMBERED: Final = 128
+"""Bytes, and messages, kept for sharing. Less only means that a message is encoded again for a client that comes late;
+what is older than a few pushes nobody asks for."""
 
 
 def encode(response: Response) -> bytes:
-    """Return the serialised DeltaDiscoveryResponse; its resources were serialised when they were made."""
-    head = discovery_pb2.DeltaDiscoveryResponse(
-        system_version_info=response.version,
-        type_url=response.type_url,
-        nonce=response.nonce,
-        removed_resources=response.removed,
-    )
+    """Return the serialised DeltaDiscoveryResponse or DiscoveryResponse; its resources were serialised when made."""
     # Fields of a protobuf message may stand in any order and be concatenated.
-    return b"".join((head.SerializeToString(), *(resource.wire for resource in response.resources)))
+    return b"".join((_head(response), *_resources(response)))
+
+
+def _head(response: Response) -> bytes:
+    if response.form is Form.DELTA:
+        return discovery_pb2.DeltaDiscoveryResponse(
+            system_version_info=response.version,
+            type_url=response.type_url,
+            nonce=response.nonce,
+            removed_resources=response.removed,
+        ).SerializeToString()
+    return discovery_pb2.DiscoveryResponse(
+        version_info=response.version, type_url=response.type_url, nonce=response.nonce
+    ).SerializeToString()
+
+
+def _resources(response: Response) -> Iterator[bytes]:
+    for resource in response.resources:
+        if response.form is Form.DELTA:
+            yield resource.heartbeat if response.heartbeat else resource.wire
+        elif response.form is Form.SOTW_WRAPPED and resource.ttl is not None:
+            yield resource.sotw_heartbeat(response.version) if response.heartbeat else resource.sotw_wrapped
+        else:
+            yield resource.sotw_wire
+
+
+def data_header(length: int, stream_id: int) -> bytes:
+    """Return the header of a DATA frame without flags (RFC 9113 §4.1)."""
+    return length.to_bytes(3, "big") + b"\0\0" + stream_id.to_bytes(4, "big")
 
 
 def plain_chunks(data: bytes) -> tuple[bytes, ...]:
@@ -74,6 +109,29 @@ def _is_safe(data: bytes, chunks: tuple[bytes, ...]) -> bool:
     return all(len(decompressor.decompress(chunk)) <= MAX_GROWTH * len(chunk) for chunk in chunks)
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A response as bytes, shared by all clients that take it.
+
+    Attributes:
+        chunks: What each DATA frame holds.
+        message_length: Of prefix and message, before compression.
+        sent_length: Of all DATA frames together.
+        first_frame: Where there is one chunk, the whole DATA frame on stream 1, which nearly every client uses.
+    """
+
+    chunks: tuple[bytes, ...]
+    message_length: int
+    sent_length: int
+    first_frame: bytes
+
+    def frame(self, stream_id: int) -> bytes:
+        """Return the whole DATA frame for a stream; empty where there are several chunks."""
+        if stream_id == 1 or len(self.chunks) != 1:
+            return self.first_frame
+        return data_header(len(self.chunks[0]), stream_id) + self.chunks[0]
+
+
 class Frames:
     """Encodes responses; remembers what it made, up to a number of bytes.
 
@@ -86,35 +144,21 @@ class Frames:
         self._compressor = zstandard.ZstdCompressor(level=level)
         self._budget = budget
         self._size = 0
-        self._made: OrderedDict[tuple[int, str], tuple[bytes, ...]] = OrderedDict()
+        self._made: OrderedDict[tuple[int, Encoding], Encoded] = OrderedDict()
 
-    def chunks(self, response: Response, encoding: Encoding) -> tuple[bytes, ...]:
-        """Return the DATA frames of a response: the same objects for every client."""
-        make = self._zstd if encoding == "zstd" else self._identity
-        return self._once((response.number, encoding), lambda: make(response))
-
-    def message_length(self, response: Response) -> int:
-        """Return the length of prefix and message before compression."""
-        return len(self._message(response))
-
-    def _message(self, response: Response) -> bytes:
-        return self._once((response.number, "message"), lambda: (prefixed(encode(response)),))[0]
-
-    def _identity(self, response: Response) -> tuple[bytes, ...]:
-        return plain_chunks(self._message(response))
-
-    def _zstd(self, response: Response) -> tuple[bytes, ...]:
-        return zstd_chunks(self._message(response), self._compressor.compress)
-
-    def _once(self, key: tuple[int, str], make: Callable[[], tuple[bytes, ...]]) -> tuple[bytes, ...]:
+    def encoded(self, response: Response, encoding: Encoding) -> Encoded:
+        """Return the bytes of a response: the same object for every client."""
+        key = (response.number, encoding)
         known = self._made.get(key)
         if known is not None:
-            self._made.move_to_end(key)
             return known
-        made = make()
+        message = prefixed(encode(response))
+        chunks = zstd_chunks(message, self._compressor.compress) if encoding == "zstd" else plain_chunks(message)
+        frame = data_header(len(chunks[0]), 1) + chunks[0] if len(chunks) == 1 else b""
+        made = Encoded(chunks, len(message), sum(map(len, chunks)), frame)
         self._made[key] = made
-        self._size += sum(map(len, made))
-        while self._size > self._budget and len(self._made) > 1:
+        self._size += made.sent_length
+        while len(self._made) > 1 and (self._size > self._budget or len(self._made) > _REMEMBERED):
             _, dropped = self._made.popitem(last=False)
-            self._size -= sum(map(len, dropped))
+            self._size -= dropped.sent_length
         return made

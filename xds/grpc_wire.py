@@ -13,9 +13,10 @@ from urllib.parse import quote, unquote
 
 from xds.errors import RefusedRequestError
 
-__all__ = ["DELTA_PATH", "Deframer", "Status", "decode_message", "prefixed", "trailers"]
+__all__ = ["DELTA_PATH", "SOTW_PATH", "Deframer", "Status", "decode_message", "prefixed", "trailers"]
 
 DELTA_PATH: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
+SOTW_PATH: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 
 _PREFIX_LENGTH: Final = 5
 _MAX_STATUS_MESSAGE: Final = 1024
@@ -27,6 +28,7 @@ class Status(enum.IntEnum):
     OK = 0
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
@@ -61,6 +63,13 @@ class Deframer:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._buffer = bytearray()
+
+    def whole(self, data: bytes) -> bytes | None:
+        """Return the message if the data is exactly one, the usual case; else None, and ``feed`` must follow."""
+        if self._buffer or len(data) < _PREFIX_LENGTH or data[0] != 0:
+            return None
+        length = int.from_bytes(data[1:_PREFIX_LENGTH], "big")
+        return data[_PREFIX_LENGTH:] if length == len(data) - _PREFIX_LENGTH and length <= self._limit else None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that are complete now.

@@ -15,7 +15,7 @@ import grpc.aio
 from xds.errors import ListenError, UnreachableError
 from xds.pb.xds import status_pb2
 
-__all__ = ["StatusServer", "fetch_status"]
+__all__ = ["StatusServer", "fetch_report", "fetch_status"]
 
 _SERVICE: Final = "modalmesh.xds.v1.Status"
 _GRACE: Final = 0.2
@@ -29,11 +29,18 @@ class StatusServer:
     Args:
         path: Unix socket; replaced if nobody answers there.
         clients: Called for each request, on the event loop.
+        faults: Likewise.
     """
 
-    def __init__(self, path: Path, clients: Callable[[], Sequence[status_pb2.Client]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clients: Callable[[], Sequence[status_pb2.Client]],
+        faults: Callable[[], Sequence[status_pb2.Fault]] = tuple,
+    ) -> None:
         self._path = path
         self._clients = clients
+        self._faults = faults
         self._server: Any = None
 
     async def start(self) -> None:
@@ -68,11 +75,16 @@ class StatusServer:
 
     async def _list(self, request: status_pb2.ListRequest, context: object) -> status_pb2.ListResponse:
         del request, context
-        return status_pb2.ListResponse(clients=self._clients())
+        return status_pb2.ListResponse(clients=self._clients(), faults=self._faults())
 
 
 def fetch_status(path: Path, timeout: float = 5.0) -> list[status_pb2.Client]:
-    """Ask a running control plane for its clients; blocks.
+    """Ask a running control plane for its clients; blocks. Arguments and errors are those of ``fetch_report``."""
+    return list(fetch_report(path, timeout).clients)
+
+
+def fetch_report(path: Path, timeout: float = 5.0) -> status_pb2.ListResponse:
+    """Ask a running control plane for its clients and for what it can't serve; blocks.
 
     Args:
         path: Its admin socket.
@@ -98,4 +110,4 @@ def fetch_status(path: Path, timeout: float = 5.0) -> list[status_pb2.Client]:
                 f"the control plane {what} (socket {path})",
                 hint="start it with «modalmesh up» or «modalmesh controlplane»",
             ) from error
-    return list(response.clients)
+    return response

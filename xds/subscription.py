@@ -1,4 +1,7 @@
-"""What one stream wants of one type, what it holds, and what it has still to be told.
+"""What one stream wants of one type, and where what it holds may differ from the snapshot.
+
+Why only differences: a settled client costs a few hundred bytes whatever the size of the mesh, and a change costs work
+for what changed. Of a name that is wanted and not listed as stale the client holds what the snapshot has.
 
 Why apart from the stream: this is bookkeeping on names; the stream decides when something may be sent.
 """
@@ -13,7 +16,7 @@ from xds.errors import RefusedRequestError
 from xds.pushes import Response
 from xds.snapshot import Resource, Snapshot
 
-__all__ = ["MAX_NAMES", "WILDCARD", "Draft", "Subscription"]
+__all__ = ["MAX_NAMES", "WILDCARD", "Subscription"]
 
 WILDCARD: Final = "*"
 
@@ -22,14 +25,7 @@ MAX_NAMES: Final = 65_536
 
 _RESOURCE_EXHAUSTED: Final = 8
 
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What the next response would hold; ``kept_back`` names removals whose time has not come."""
-
-    resources: tuple[Resource, ...]
-    removed: tuple[str, ...]
-    kept_back: frozenset[str]
+_NOBODY: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(slots=True)
@@ -37,22 +33,35 @@ class Subscription:
     """State of one type on one stream.
 
     Attributes:
+        type_url: The type.
         wildcard: Subscribed to everything.
-        names: Subscribed to by name.
-        held: Name → version that the client holds or is about to.
-        dirty: Names that may differ from what the client holds.
+        names: Subscribed to by name, as the client wrote them (aliases too); a frozenset is shared with other streams.
+        named: Some request on this stream gave a name (X9).
+        fresh: The client holds nothing yet; everything wanted is told at once.
+        stale: Name → version that the client holds (None: nothing), where that may differ from the snapshot.
         forced: Names that must be told even when they are equal, or don't exist.
+        gone: Removed resources that complete responses repeat until their removal is due.
         must_answer: Even an empty response must be sent: a fresh client waits for it.
         in_flight: The response that has neither ACK nor NACK yet; there is at most one, and changes gather behind it.
         last_number: Push number of the last response.
         waiting_since: Since when the type has been kept waiting for clusters to warm, or None.
+        sent_version: Version of the last response.
+        acked_version: Version of the last response that was acknowledged.
+        error: Of the last NACK, until something is acknowledged.
+        since: When the last response was sent or answered.
+        armed: From when the watchdog counts.
+        beat_at: When resources with a TTL must be confirmed, or None.
+        request: The request without version and nonce, where that is all that varies (state of the world).
     """
 
+    type_url: str
     wildcard: bool = False
-    names: set[str] = field(default_factory=set)
-    held: dict[str, str] = field(default_factory=dict)
-    dirty: set[str] = field(default_factory=set)
+    names: Set[str] = _NOBODY
+    named: bool = False
+    fresh: bool = True
+    stale: dict[str, str | None] = field(default_factory=dict)
     forced: set[str] = field(default_factory=set)
+    gone: dict[str, Resource] = field(default_factory=dict)
     must_answer: bool = False
     in_flight: Response | None = None
     last_number: int = 0
@@ -61,44 +70,72 @@ class Subscription:
     acked_version: str = ""
     error: str = ""
     since: float = 0.0
+    armed: float = 0.0
+    beat_at: float | None = None
+    request: bytes | None = None
 
     @property
     def pending(self) -> bool:
         """Something may have to be sent."""
-        return bool(self.dirty or self.forced or self.must_answer)
+        return self.fresh or bool(self.stale) or bool(self.forced) or self.must_answer
+
+    @property
+    def settled(self) -> bool:
+        """The client holds what it wants, and has said so or refused it."""
+        return not (self.in_flight is not None or self.stale or self.forced or self.fresh or self.must_answer)
 
     @property
     def unsettled(self) -> bool:
         """The client has not taken everything that it was, or will be, told."""
-        return bool(self.in_flight or self.pending or self.error)
+        return self.in_flight is not None or self.pending or bool(self.error)
 
-    def begin(self, names: Iterable[str], *, wildcard: bool, initial_versions: Mapping[str, str]) -> None:
+    def held(self, snapshot: Snapshot | None) -> set[str]:
+        """Return the names that the client holds, or is about to."""
+        if self.fresh or snapshot is None:
+            return {name for name, version in self.stale.items() if version is not None}
+        there = snapshot.of_type(self.type_url)
+        wanted = set(there) if self.wildcard else self._wanted(there, snapshot)
+        for name, version in self.stale.items():
+            (wanted.discard if version is None else wanted.add)(name)
+        return wanted
+
+    # --- subscribing
+
+    def begin(self, names: frozenset[str], *, wildcard: bool, held: Mapping[str, str]) -> None:
         """Take the first request of the type on this stream.
 
-        ``initial_versions`` are what the client still holds from an earlier stream; equal ones are not sent again.
+        ``held`` are versions of what the client still holds from an earlier stream; equal ones are not sent again.
         """
+        _bound(len(names))
+        self.names = names
         self.wildcard = wildcard
-        self._add(names)
-        self.held = {name: version for name, version in initial_versions.items() if wildcard or name in self.names}
-        self.forced = self.names - self.held.keys()
-        self.dirty = set(self.held)
+        self.named = bool(names)
+        if held:
+            self.fresh = False
+            self.stale = {name: version for name, version in held.items() if wildcard or name in names}
+            self.forced = set(names) - self.stale.keys()
         # A fresh client waits for a first answer, even an empty one; one that comes back must not be told anything
         # that it knows.
-        self.must_answer = wildcard and not initial_versions
+        self.must_answer = wildcard and not held
 
-    def subscribe(self, names: Iterable[str], snapshot: Snapshot | None, type_url: str) -> None:
+    def subscribe(self, names: Iterable[str], snapshot: Snapshot | None) -> None:
         """Take a later subscription: each name is sent whatever the client holds; ``*`` means every resource."""
         named = list(names)
+        if not named:
+            return
         if WILDCARD in named:
             self.wildcard = True
             self.must_answer = True
             if snapshot is not None:
-                self.forced |= snapshot.of_type(type_url).keys()
+                self.forced |= snapshot.of_type(self.type_url).keys()
         asked = [name for name in named if name != WILDCARD]
-        self._add(asked)
-        self.forced.update(asked)
+        if asked:
+            own = self._own_names()
+            own.update(asked)
+            _bound(len(own))
+            self.forced.update(asked if snapshot is None else (snapshot.canonical(self.type_url, n) for n in asked))
 
-    def unsubscribe(self, names: Iterable[str]) -> None:
+    def unsubscribe(self, names: Iterable[str], snapshot: Snapshot | None) -> None:
         """Forget names; unknown ones are ignored.
 
         A name dropped while the wildcard goes on must be answered: as the wildcard has it, or as removed.
@@ -107,68 +144,93 @@ class Subscription:
         if WILDCARD in named and self.wildcard:
             self.wildcard = False
             self.must_answer = False
-            self.held = {name: version for name, version in self.held.items() if name in self.names}
-            self.dirty &= self.names
-            self.forced &= self.names
+            self._forget_unwanted(snapshot)
         for name in named:
             if name not in self.names:
                 continue
-            self.names.discard(name)
+            self._own_names().discard(name)
+            resource = name if snapshot is None else snapshot.canonical(self.type_url, name)
             if self.wildcard:
-                self.forced.add(name)
-            else:
-                self.held.pop(name, None)
-                self.dirty.discard(name)
-                self.forced.discard(name)
+                self.forced.add(resource)
+            elif not self._wants(resource, snapshot):
+                self.stale.pop(resource, None)
+                self.forced.discard(resource)
 
-    def note_change(self, names: frozenset[str]) -> None:
-        """Remember names that changed in the snapshot, as far as they are wanted."""
-        self.dirty |= names if self.wildcard else names & self.names
+    def replace(self, names: frozenset[str], snapshot: Snapshot | None, *, wildcard: bool) -> None:
+        """Take a state-of-the-world subscription, which replaces the one before; what is new in it is sent (X8)."""
+        if names == self.names and wildcard == self.wildcard:
+            return
+        _bound(len(names))
+        new = names - self.names
+        began = wildcard and not self.wildcard
+        self.names, self.wildcard = names, wildcard
+        self.forced |= new
+        if began:
+            self.must_answer = True
+            if snapshot is not None:
+                self.forced |= snapshot.of_type(self.type_url).keys()
+        if not wildcard:
+            self.must_answer = False
+            self._forget_unwanted(snapshot)
 
-    def note_everything(self, snapshot: Snapshot, type_url: str) -> None:
+    # --- changes
+
+    def note_change(self, changed: frozenset[str], old: Snapshot, new: Snapshot) -> bool:
+        """Remember names that changed in the snapshot, as far as they are wanted; return whether any is."""
+        if self.fresh:
+            return True
+        if self.wildcard:
+            wanted: Iterable[str] = changed
+        else:
+            wanted = changed & self.names
+            for aliases in (old.aliases(self.type_url), new.aliases(self.type_url)):
+                if aliases:
+                    wanted = {*wanted, *(aliases[name] for name in aliases.keys() & self.names)} & changed
+        before = old.of_type(self.type_url)
+        for name in wanted:
+            if name not in self.stale:
+                was = before.get(name)
+                self.stale[name] = was.version if was is not None else None
+        return bool(wanted)
+
+    def note_gone(self, changed: frozenset[str], old: Snapshot, new: Snapshot) -> None:
+        """Keep resources that went, so that complete responses can repeat them until they may go."""
+        before, after = old.of_type(self.type_url), new.of_type(self.type_url)
+        for name in changed:
+            if name in after:
+                self.gone.pop(name, None)
+            elif name in before and self.stale.get(name) is not None:
+                self.gone[name] = before[name]
+
+    def note_everything(self, snapshot: Snapshot) -> None:
         """Compare everything wanted with a snapshot seen for the first time."""
-        there = snapshot.of_type(type_url).keys()
-        self.dirty |= there if self.wildcard else there & self.names
+        if self.fresh:
+            return
+        there = snapshot.of_type(self.type_url)
+        for name in there if self.wildcard else self._wanted(there, snapshot):
+            self.stale.setdefault(name, None)
 
-    def note_awaited(self, names: Set[str]) -> None:
+    def note_awaited(self, names: Set[str], snapshot: Snapshot | None) -> None:
         """Remember resources that others wait for; a client that has not asked for them will ask."""
-        self.forced |= names & (self.names | self.held.keys())
+        if not self.fresh:
+            there = snapshot.of_type(self.type_url) if snapshot is not None and self.wildcard else {}
+            self.forced.update(name for name in names if name in self.names or name in there or name in self.stale)
 
-    def draft(self, there: Mapping[str, Resource], *, keep_back_removals: bool) -> Draft:
-        """Return what there is to tell now."""
-        resources: list[Resource] = []
-        removed: list[str] = []
-        kept_back: set[str] = set()
-        for name in sorted(self.dirty | self.forced):
-            resource = there.get(name)
-            if resource is not None:
-                if name in self.forced or self.held.get(name) != resource.version:
-                    resources.append(resource)
-            elif name in self.forced:
-                removed.append(name)
-            elif name in self.held:
-                if keep_back_removals:
-                    kept_back.add(name)
-                else:
-                    removed.append(name)
-        return Draft(tuple(resources), tuple(removed), frozenset(kept_back))
+    # --- responses
 
-    def sent(self, response: Response, kept_back: frozenset[str], now: float) -> None:
-        """Book a response: the client holds it from here on, until something says otherwise."""
-        for resource in response.resources:
-            self.held[resource.name] = resource.version
-        for name in response.removed:
-            self.held.pop(name, None)
+    def sent(self, response: Response, now: float) -> None:
+        """Book a response: the client holds what it says from here on, until something says otherwise."""
         self.in_flight = response
         self.last_number = response.number
         self.sent_version = response.version
-        self.since = now
-        self.told(kept_back)
+        self.since = self.armed = now
 
-    def told(self, kept_back: frozenset[str]) -> None:
+    def told(self, kept_back: Iterable[str] = ()) -> None:
         """Nothing is left to tell but removals that are kept back."""
-        self.dirty = set(kept_back)
-        self.forced = set()
+        self.stale = {name: self.stale[name] for name in kept_back}
+        self.gone = {name: self.gone[name] for name in self.stale if name in self.gone}
+        self.forced.clear()
+        self.fresh = False
         self.must_answer = False
         self.waiting_since = None
 
@@ -184,9 +246,34 @@ class Subscription:
         self.in_flight = None
         self.since = now
 
-    def _add(self, names: Iterable[str]) -> None:
-        self.names.update(names)
-        if len(self.names) > MAX_NAMES:
-            raise RefusedRequestError(
-                f"more than {MAX_NAMES} names are subscribed to", grpc_status=_RESOURCE_EXHAUSTED, hint="use «*»"
-            )
+    def _wants(self, name: str, snapshot: Snapshot | None) -> bool:
+        if self.wildcard or name in self.names:
+            return True
+        resource = snapshot.of_type(self.type_url).get(name) if snapshot is not None else None
+        return resource is not None and any(alias in self.names for alias in resource.aliases)
+
+    def _wanted(self, there: Mapping[str, Resource], snapshot: Snapshot) -> set[str]:
+        found = set(there.keys() & self.names)
+        aliases = snapshot.aliases(self.type_url)
+        if aliases:
+            found.update(aliases[name] for name in aliases.keys() & self.names)
+        return found
+
+    def _forget_unwanted(self, snapshot: Snapshot | None) -> None:
+        self.stale = {name: version for name, version in self.stale.items() if self._wants(name, snapshot)}
+        self.forced = {name for name in self.forced if self._wants(name, snapshot)}
+        self.gone = {name: resource for name, resource in self.gone.items() if name in self.stale}
+
+    def _own_names(self) -> set[str]:
+        """Return the names as a set that may be changed, which the shared one must not be."""
+        self.named = True
+        if not isinstance(self.names, set):
+            self.names = set(self.names)
+        return self.names
+
+
+def _bound(count: int) -> None:
+    if count > MAX_NAMES:
+        raise RefusedRequestError(
+            f"more than {MAX_NAMES} names are subscribed to", grpc_status=_RESOURCE_EXHAUSTED, hint="use «*»"
+        )

@@ -10,6 +10,7 @@ from typing import Final
 
 __all__ = [
     "CLUSTER",
+    "COMPLETE_STATE",
     "ENDPOINT",
     "EXTENSION_CONFIG",
     "LEGACY_WILDCARD",
@@ -39,6 +40,10 @@ REMOVED_LAST: Final = (CLUSTER, ENDPOINT)
 
 LEGACY_WILDCARD: Final = frozenset({LISTENER, CLUSTER})
 """Types for which an empty first request means «*» («How the client specifies what resources to return»)."""
+
+COMPLETE_STATE: Final = frozenset({LISTENER, CLUSTER})
+"""Types whose state-of-the-world responses are complete: what is absent is deleted. Responses of every other type may
+hold only what changed («Grouping Resources into Responses»)."""
 
 _SHORT: Final = {
     LISTENER: "LDS",

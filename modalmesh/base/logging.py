@@ -5,6 +5,7 @@ Secrets never reach a log: keys that look like one are masked here, once, for ev
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -27,12 +28,29 @@ def _mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     return event
 
 
+class _DeafLogger:
+    """Prints lines on standard error, and goes on when nobody reads them any more.
+
+    Whoever started the process may be gone, and with it the pipe; a process that is told to stop then must not fail in
+    saying so.
+    """
+
+    def __init__(self, *_name: str) -> None:
+        self._stream = sys.stderr
+
+    def msg(self, message: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe, a full disk; a closed file
+            print(message, file=self._stream, flush=True)
+
+    log = debug = info = warning = error = critical = exception = failure = fatal = msg
+
+
 def configure(settings: Log, process: str) -> None:
     """Set logging up for this process, once.
 
     Args:
         settings: Level and format.
-        process: Its name, on every line.
+        process: Its name, on every line of JSON; on a console whoever started the process says it.
     """
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
@@ -52,11 +70,12 @@ def configure(settings: Log, process: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_DeafLogger,
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(process=process)
+    if not console:
+        structlog.contextvars.bind_contextvars(process=process)
 
 
 def get_logger() -> FilteringBoundLogger:

@@ -52,8 +52,12 @@ def get(path: Path, resource: str, timeout: float = 2.0) -> str:
     return body
 
 
-def configured(path: Path) -> bool:
-    """Whether Envoy serves what the control plane sent.
+def configured(path: Path, own_listeners: int = 1) -> bool:
+    """Whether Envoy serves what the control plane sent: it has accepted clusters and listeners, and one listens.
+
+    Args:
+        path: The admin socket.
+        own_listeners: How many the bootstrap has.
 
     ``/ready`` alone says LIVE before any configuration arrived, because the bootstrap lets workers start at once
     (they carry the configuration stream).
@@ -68,5 +72,4 @@ def configured(path: Path) -> bool:
         int(values.get(name, "0")) > 0
         for name in ("cluster_manager.cds.update_success", "listener_manager.lds.update_success")
     )
-    # The first listener is the bootstrap's own.
-    return received and active > 1
+    return received and active > own_listeners

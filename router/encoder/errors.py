@@ -4,10 +4,9 @@
     ├── EncoderFilesError       MM1501   the encoder's directory is incomplete or not understood
     ├── EncoderModelError       MM1502   a model in it does not do what an encoder must
     ├── ItemError               MM1503   this text or picture can't be encoded; the caller must change it
-    ├── EncoderUnavailableError MM1504   the encoder process can't answer now; the caller must do without
-    └── EncoderSocketError      MM1505   the encoder process can't have its socket
+    └── EncoderUnavailableError MM1504   the encoder process can't answer now; the caller must do without
 
-The router tells the last but one (fail open, count it) from ``ItemError`` (the request's own fault) by class.
+The router tells the last (fail open, count it) from ``ItemError`` (the request's own fault) by class.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from modalmesh.base.errors import EncoderError
 __all__ = [
     "EncoderFilesError",
     "EncoderModelError",
-    "EncoderSocketError",
     "EncoderUnavailableError",
     "ItemError",
 ]
@@ -55,9 +53,3 @@ class EncoderUnavailableError(EncoderError):
     """The encoder process is not there, too slow, or has too much to do."""
 
     code = "MM1504"
-
-
-class EncoderSocketError(EncoderError):
-    """The encoder process can't have its socket."""
-
-    code = "MM1505"

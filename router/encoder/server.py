@@ -24,10 +24,12 @@ from prometheus_client import Counter, Histogram
 from modalmesh.base import logging, metrics
 from modalmesh.base.logging import get_logger
 from modalmesh.base.settings import Settings
-from router.encoder import service, sockets
-from router.encoder.errors import EncoderSocketError, ItemError
+from router.encoder import service
+from router.encoder.errors import ItemError
 from router.encoder.model import DualEncoder
 from router.encoder.work import CallerGone, Full, Gone, Worker
+from router.errors import SocketError
+from router.sockets import private_mode, reserved
 from xds.pb.router.encoder import encoder_pb2
 
 __all__ = ["EncoderServer", "Encodes", "run"]
@@ -97,7 +99,7 @@ class EncoderServer:
         """Open the socket.
 
         Raises:
-            EncoderSocketError: It can't be opened.
+            SocketError: It can't be opened.
         """
         self._worker = Worker(limit=self._queue, max_bytes=_MAX_WAITING_BYTES, thread_name="encoder")
         self._server = grpc.aio.server(
@@ -121,13 +123,11 @@ class EncoderServer:
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.SERVICE, handlers),))
         try:
-            with sockets.owner_only():
+            with private_mode(self._socket):
                 self._server.add_insecure_port(f"unix:{self._socket}")
         except RuntimeError as error:
             await self._worker.close()
-            raise EncoderSocketError(
-                f"{self._socket} can't be opened: {error}", hint="choose another runtime_dir"
-            ) from error
+            raise SocketError(f"{self._socket} can't be opened: {error}", hint="choose another runtime_dir") from error
         await self._server.start()
 
     async def close(self) -> None:
@@ -238,12 +238,12 @@ def run(settings: Settings) -> None:
     """Be the encoder process until SIGTERM or SIGINT.
 
     Raises:
-        EncoderSocketError: Another process serves the socket, or it can't be opened.
+        SocketError: Another process serves the socket, or it can't be opened.
         EncoderError: The encoder can't be loaded.
         MachineError: The port for metrics is taken.
     """
     logging.configure(settings.log, "encoder")
-    with sockets.reserved(settings.encoder_socket):
+    with reserved(settings.encoder_socket):
         began = perf_counter()
         options = settings.encoder
         encoder = DualEncoder.load(options.path, threads=options.threads, max_pixels=options.max_pixels)
@@ -267,8 +267,8 @@ async def _serve_until_told(server: EncoderServer, socket: Path) -> None:
 
     def tell(name: str) -> Callable[[], None]:
         def handler() -> None:
-            log.info("stopping", signal=name)
             told.set()
+            log.info("stopping", signal=name)
 
         return handler
 

@@ -12,6 +12,7 @@ from xds.pb.envoy.service.discovery.v3 import discovery_pb2
 from xds.pb.google.rpc import status_pb2
 from xds.pushes import Pushes, Response
 from xds.snapshot import Resource, Snapshot, content_version
+from xds.stream import News
 from xds.types import CLUSTER, ROUTE
 
 POLICY = "type.googleapis.com/example.Policy"
@@ -92,7 +93,7 @@ class Conversation(RuleBasedStateMachine):
         new = snapshot_of(content)
         changed = {} if self.snapshot is None else new.changed_since(self.snapshot)
         self.snapshot = new
-        self.take(self.stream.on_snapshot(new, changed, self.now))
+        self.take(self.stream.on_snapshot(new, News(changed), self.now))
 
     @precondition(lambda self: bool(self.in_flight))
     @rule(data=st.data(), refuse=st.booleans(), stale=st.booleans())

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections import Counter
 
+import bpf
 import controlplane
 import modalmesh.launcher
 import router
@@ -20,7 +21,7 @@ def test_the_message() -> None:
 
 
 def test_codes_are_distinct() -> None:
-    for package in (controlplane, modalmesh.launcher, router, xds):
+    for package in (bpf, controlplane, modalmesh.launcher, router, xds):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if ".pb" not in module.name:
                 importlib.import_module(module.name)

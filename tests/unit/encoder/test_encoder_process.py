@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 
 from modalmesh.base import metrics
 from modalmesh.base.settings import Encoder
-from router.encoder import service, sockets
+from router.encoder import service
 from router.encoder.client import EncoderClient
 from router.encoder.embed import embed_texts
 from router.encoder.errors import (
     EncoderFilesError,
     EncoderModelError,
-    EncoderSocketError,
     EncoderUnavailableError,
     ItemError,
 )
@@ -38,6 +37,7 @@ from router.encoder.files import find
 from router.encoder.model import DualEncoder
 from router.encoder.server import EncoderServer
 from router.encoder.work import CallerGone, Full, Worker
+from router.sockets import reserved
 from xds.pb.router.encoder import encoder_pb2
 
 TinyClip = Callable[..., Path]
@@ -83,7 +83,7 @@ def counted(modality: str, outcome: str) -> float:
 
 @contextlib.asynccontextmanager
 async def serving(encoder: Any, path: Path, queue: int = 8) -> AsyncIterator[tuple[EncoderServer, EncoderClient]]:
-    with sockets.reserved(path):
+    with reserved(path):
         server = EncoderServer(encoder, socket=path, queue=queue)
         await server.start()
         client = EncoderClient(path)
@@ -389,7 +389,7 @@ def test_the_process_serves_alone_and_stops_when_told(
     second = process()
     _, errors = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
-    assert errors.startswith("another encoder process serves")
+    assert errors.startswith("another process serves")
 
     async def ask() -> tuple[int, ...]:
         client = EncoderClient(path)
@@ -413,24 +413,6 @@ def test_a_wrong_directory_ends_the_process_with_one_line(
     assert errors.count("\n") == 1
     assert f"{tmp_path} has no tokenizer.json" in errors
     assert "[MM1501]" in errors
-
-
-def test_a_file_that_is_no_socket_is_left_alone(short_dir: Path) -> None:
-    path = short_dir / "encoder.sock"
-    path.write_text("precious")
-    with pytest.raises(EncoderSocketError, match="no socket"), sockets.reserved(path):
-        raise AssertionError
-    assert path.read_text() == "precious"
-
-
-def test_a_reservation_ends_with_its_context(short_dir: Path) -> None:
-    path = short_dir / "new" / "encoder.sock"
-    with sockets.reserved(path):
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        with pytest.raises(EncoderSocketError, match="another encoder"), sockets.reserved(path):
-            raise AssertionError
-    with sockets.reserved(path):
-        pass
 
 
 def test_the_child_gives_the_vectors_of_the_encoder(starter: DualEncoder) -> None:

@@ -19,6 +19,7 @@ from router.policy import TYPE_URL
 from xds.pb.router import policy_pb2
 from xds.server import AdsServer
 from xds.snapshot import Resource, Snapshot
+from xds.store import SnapshotStore
 
 Explain = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -74,7 +75,8 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 async def control_plane(folder: Path, policy: policy_pb2.SemanticPolicy) -> AsyncIterator[AdsServer]:
-    server = AdsServer(f"unix:{folder}/xds.sock", lambda node: str(node.metadata["role"]))
+    at_once = SnapshotStore(quiet=0.0)
+    server = AdsServer(f"unix:{folder}/xds.sock", lambda node: str(node.metadata["role"]), store=at_once)
     await server.start()
     server.set_snapshot("router", Snapshot([Resource.of(TYPE_URL, "quick", policy)]))
     yield server

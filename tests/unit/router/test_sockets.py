@@ -2,59 +2,49 @@ from __future__ import annotations
 
 import socket
 import stat
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from modalmesh.base.errors import MachineError
-from router.sockets import claim, private_mode
+from router.errors import SocketError
+from router.sockets import private_mode, reserved
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mm") as name:
-        yield Path(name)
+def test_a_reservation_makes_the_directory_and_ends_with_its_context(short_dir: Path) -> None:
+    path = short_dir / "run" / "a.sock"
+    with reserved(path):
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+        with pytest.raises(SocketError, match="another process serves"), reserved(path):
+            raise AssertionError
+    with reserved(path):
+        pass
 
 
-def test_makes_the_directory(folder: Path) -> None:
-    claim(folder / "run" / "a.sock")
-    assert (folder / "run").is_dir()
-
-
-def test_a_left_over_socket_is_removed(folder: Path) -> None:
-    path = folder / "a.sock"
+def test_a_left_over_socket_is_removed_before_and_after(short_dir: Path) -> None:
+    path = short_dir / "a.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    claim(path)
+    with reserved(path):
+        assert not path.exists()
+        with socket.socket(socket.AF_UNIX) as mine:
+            mine.bind(str(path))
     assert not path.exists()
 
 
-def test_a_socket_that_somebody_listens_on_is_not(folder: Path) -> None:
-    path = folder / "a.sock"
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(path))
-        other.listen(1)
-        with pytest.raises(MachineError, match="another process listens"):
-            claim(path)
-        assert path.exists()
-
-
-def test_something_else_is_left_alone(folder: Path) -> None:
-    path = folder / "a.sock"
+def test_something_else_is_left_alone(short_dir: Path) -> None:
+    path = short_dir / "a.sock"
     path.write_text("precious")
-    with pytest.raises(MachineError, match="no socket"):
-        claim(path)
-    with pytest.raises(MachineError, match="can't be used"):
-        claim(path / "b.sock")
+    with pytest.raises(SocketError, match="no socket"), reserved(path):
+        raise AssertionError
+    with pytest.raises(SocketError, match="can't be used"), reserved(path / "b.sock"):
+        raise AssertionError
     assert path.read_text() == "precious"
 
 
 @pytest.mark.parametrize(("folder_mode", "expected"), [(0o750, 0o600), (0o2750, 0o660)])
-def test_the_mode_follows_the_directory(folder: Path, folder_mode: int, expected: int) -> None:
-    folder.chmod(folder_mode)
-    path = folder / "a.sock"
+def test_the_mode_follows_the_directory(short_dir: Path, folder_mode: int, expected: int) -> None:
+    short_dir.chmod(folder_mode)
+    path = short_dir / "a.sock"
     with socket.socket(socket.AF_UNIX) as mine:
         with private_mode(path):
             mine.bind(str(path))

@@ -82,6 +82,17 @@ def test_refused_versions_are_not_claimed_on_the_next_stream() -> None:
     assert held == {"a": content_version(b"1"), "b": content_version(b"1")}
 
 
+def test_what_was_refused_on_one_stream_is_not_handed_over_on_the_next() -> None:
+    seen: list[Update] = []
+    consumer = refusing(seen, {b"bad"})
+    consumer.on_response(response(("a", b"1")))
+    consumer.on_response(response(("a", b"bad"), nonce="2"))
+    # Meanwhile the server went back to what is held, so it has nothing to say about a.
+    consumer.first_requests()
+    assert not consumer.on_response(response(("b", b"1"))).HasField("error_detail")
+    assert seen[-1].changed == {"b": b"1"}
+
+
 def test_a_handler_that_breaks_refuses_instead_of_ending_the_client() -> None:
     def handler(update: Update) -> None:
         raise KeyError("oops")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xds.frames import CHUNK, MAX_GROWTH, Encoding, Frames, encode, plain_chunks, zstd_chunks
 from xds.grpc_wire import prefixed
 from xds.pb.envoy.service.discovery.v3 import discovery_pb2
-from xds.pushes import Pushes, Response
+from xds.pushes import Form, Pushes, Response
 from xds.snapshot import Resource, content_version
 from xds.types import CLUSTER
 
@@ -25,7 +25,7 @@ def response(*bodies: bytes, removed: tuple[str, ...] = ()) -> Response:
     resources = tuple(
         Resource(CLUSTER, f"r{number}", body, content_version(body)) for number, body in enumerate(bodies)
     )
-    return Pushes().response(CLUSTER, "v", resources, removed, after=0)
+    return Pushes().response(Form.DELTA, CLUSTER, "v", resources, removed, after=0)
 
 
 def decompressed(frame: bytes) -> bytes:
@@ -51,14 +51,14 @@ def test_a_response_is_encoded_as_protobuf() -> None:
 
 def test_a_message_is_one_zstd_frame_around_its_prefix() -> None:
     made = response(TEXT)
-    chunks = Frames(3).chunks(made, "zstd")
+    chunks = Frames(3).encoded(made, "zstd").chunks
     assert len(chunks) == 1
     assert decompressed(chunks[0]) == prefixed(encode(made))
 
 
 def test_a_long_message_is_one_zstd_frame_in_several_data_frames() -> None:
     made = response(NOISE)
-    chunks = Frames(3).chunks(made, "zstd")
+    chunks = Frames(3).encoded(made, "zstd").chunks
     assert len(chunks) > 1
     assert max(map(len, chunks)) <= CHUNK
     assert decompressed(b"".join(chunks)) == prefixed(encode(made))
@@ -66,7 +66,7 @@ def test_a_long_message_is_one_zstd_frame_in_several_data_frames() -> None:
 
 def test_identity_is_the_prefixed_message() -> None:
     made = response(NOISE)
-    chunks = Frames(3).chunks(made, "identity")
+    chunks = Frames(3).encoded(made, "identity").chunks
     assert max(map(len, chunks)) <= CHUNK
     assert b"".join(chunks) == prefixed(encode(made))
 
@@ -74,8 +74,8 @@ def test_identity_is_the_prefixed_message() -> None:
 @pytest.mark.parametrize("encoding", ["zstd", "identity"])
 def test_bytes_are_made_once(encoding: Encoding) -> None:
     frames, made = Frames(3), response(TEXT)
-    first = frames.chunks(made, encoding)
-    assert frames.chunks(made, encoding) is first
+    first = frames.encoded(made, encoding)
+    assert frames.encoded(made, encoding) is first
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,18 @@ def test_the_memory_is_bounded_and_what_was_dropped_is_made_again() -> None:
     for number in range(20):
         body = RANDOM.randbytes(400)
         item = Resource(CLUSTER, f"r{number}", body, content_version(body))
-        made.append(pushes.response(CLUSTER, "v", (item,), (), after=0))
-    first = frames.chunks(made[0], "zstd")
+        made.append(pushes.response(Form.DELTA, CLUSTER, "v", (item,), (), after=0))
+    first = frames.encoded(made[0], "zstd")
     for one in made:
-        frames.chunks(one, "zstd")
-    assert sum(len(chunk) for chunks in frames._made.values() for chunk in chunks) <= 1000
-    again = frames.chunks(made[0], "zstd")
+        frames.encoded(one, "zstd")
+    assert sum(made.sent_length for made in frames._made.values()) <= 1000
+    again = frames.encoded(made[0], "zstd")
     assert again == first
     assert again is not first
+
+
+def test_so_is_the_number_of_messages() -> None:
+    frames, pushes = Frames(3), Pushes()
+    for number in range(300):
+        frames.encoded(pushes.response(Form.DELTA, CLUSTER, str(number), (), after=0), "identity")
+    assert len(frames._made) == 128

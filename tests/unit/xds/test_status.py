@@ -115,4 +115,4 @@ def test_nobody_is_connected(control_plane: list[status_pb2.Client]) -> None:
     control_plane.clear()
     result = CliRunner().invoke(app, ["status"])
     assert result.stdout == "No client is connected.\n"
-    assert json.loads(CliRunner().invoke(app, ["status", "-o", "json"]).stdout) == {"clients": []}
+    assert json.loads(CliRunner().invoke(app, ["status", "-o", "json"]).stdout) == {"clients": [], "faults": []}

@@ -1,0 +1,1 @@
+"""What the kernel does for the mesh: programs, their loader, and the node agent that owns them."""
