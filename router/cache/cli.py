@@ -108,13 +108,17 @@ def _print(rows: Sequence[Row], title: str) -> None:
     from rich.table import Table
 
     policies = list(dict.fromkeys(row.policy for row in rows))
-    table = Table(title=escape(title), caption="hit ratio in %, and hits", title_justify="left", caption_justify="left")
+    table = Table(
+        title=escape(title), caption="hit ratio in %, below it the hits", title_justify="left", caption_justify="left"
+    )
     table.add_column("capacity", justify="right")
     for policy in policies:
         table.add_column(policy, justify="right")
     for size in sorted({row.capacity for row in rows}):
         by_policy = {row.policy: row for row in rows if row.capacity == size}
-        table.add_row(str(size), *(f"{100 * by_policy[name].ratio:.1f}  {by_policy[name].hits}" for name in policies))
+        table.add_row(
+            str(size), *(f"{100 * by_policy[name].ratio:.1f}\n[dim]{by_policy[name].hits}[/]" for name in policies)
+        )
     Console(highlight=False).print(table)
 
 

@@ -54,7 +54,8 @@ def test_simulate_prints_a_table_and_chooses_sizes(tmp_path: Path) -> None:
     done = run("simulate", str(trace), "--text-keys")
     assert done.returncode == 0, done.stderr
     assert "400 references to 40 keys" in done.stdout
-    assert "90.0  360" in done.stdout
+    assert "90.0" in done.stdout
+    assert "360" in done.stdout
 
 
 @pytest.mark.parametrize(

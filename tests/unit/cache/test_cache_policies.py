@@ -45,7 +45,7 @@ ROWS = [
 def test_hits_on_the_traces(*, name: str, capacity: int, lru: int, lru2: int, lru3: int, best: float) -> None:
     keys = trace(name)
     assert [replay(LruK(capacity, k=k), keys) for k in (1, 2, 3)] == [lru, lru2, lru3]
-    # The table rounds sprite at 600 up: 89.96 stands there as 90.0.
+    # The table has 90.0 for sprite at 600, where 89.95 is found.
     assert 100 * belady_hits(keys, capacity) / len(keys) == pytest.approx(best, abs=0.06)
 
 
