@@ -244,7 +244,7 @@ async def shared(folder: Path, quick: bool) -> list[Series]:
     """Milliseconds until a write on one node is what another one answers with, Redis on a unix socket."""
     socket = folder / "redis.sock"
     server = subprocess.Popen(
-        ["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--appendonly", "no"],
+        ["setpriv", "--pdeathsig", "KILL", "redis-server", "--port", "0", "--unixsocket", str(socket), "--save", ""],
         stdout=subprocess.DEVNULL,
         cwd=folder,
     )

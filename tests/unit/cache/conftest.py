@@ -34,6 +34,7 @@ class RedisServer:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [
+                *("setpriv", "--pdeathsig", "KILL"),  # a test that is killed must leave no server
                 "redis-server",
                 *("--port", "0"),
                 *("--unixsocket", str(self.socket)),
