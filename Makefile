@@ -54,7 +54,7 @@ $(TRITON_VENV)/.installed: deploy/triton/requirements.lock | .build/system
 	@$(TRITON_VENV)/bin/python $(PIP_INSTALL) -r deploy/triton/requirements.lock
 	@touch $@
 
-xds/pb/__init__.py: xds/descriptors.binpb tools/protos.py $(wildcard xds/*.proto router/*.proto router/*/*.proto) | $(VENV)/.installed
+xds/pb/__init__.py: xds/descriptors.binpb tools/protos.py $(wildcard xds/*.proto router/*.proto router/*/*.proto bpf/*.proto) | $(VENV)/.installed
 	@$(PYTHON) tools/protos.py generate
 
 .build/bpf: bpf/build.py $(wildcard bpf/programs/*.[ch]) $(if $(wildcard bpf/programs/*.bpf.o),,.FORCE) | .build/system

@@ -99,7 +99,7 @@ class Link:
         check(lib().bpf_link_update(self.fd, program.fd, None), f"exchange of program {program.name}")
 
     def detach(self) -> None:
-        """Detach the program now, whoever else holds the link."""
+        """Detach the program now; one whose link is only closed or unpinned goes a moment later."""
         check(lib().bpf_link_detach(self.fd), "detaching a link")
 
     def close(self) -> None:

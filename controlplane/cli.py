@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import fcntl
 import json
 import os
 import sys
@@ -123,15 +124,20 @@ def start(
     binary = find_envoy(settings.envoy.binary)
     make_runtime_dir(settings)
     path = settings.runtime_dir / "envoy.json"
+    _hold(settings.runtime_dir / "envoy.lock")
     try:
         write(settings, path)
     except OSError as error:
-        raise MachineError(f"{path} can't be written: {error.strerror}", hint="is it another user's?") from error
+        raise MachineError(
+            f"{path} can't be written: {error.strerror}", hint="is there room, and is it ours?"
+        ) from error
     arguments = [
         str(binary),
         *("--config-path", str(path)),
         *("--concurrency", str(settings.envoy.concurrency)),
         *("--log-level", log_level),
+        # Its warnings come once per request as long as the router is away; counters tell of that.
+        *("--component-log-level", "ext_proc:error"),
         # With it, each Envoy of a machine would need a base id of its own.
         "--disable-hot-restart",
         # By default up to 10 s pass before a line of the access log is written.
@@ -145,3 +151,24 @@ def start(
         raise MachineError(
             f"{binary} can't be executed: {error.strerror}", hint="is it an Envoy for this machine?"
         ) from error
+
+
+def _hold(path: Path) -> None:
+    """Take a lock that lasts as long as the Envoy this process becomes: two would take each other's sockets."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise MachineError(
+            f"{path} can't be written: {error.strerror}", hint="is there room, and is it ours?"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise MachineError(
+            f"another Envoy runs in {path.parent}", hint="stop it, or choose another with MODALMESH_RUNTIME_DIR"
+        ) from error
+    os.set_inheritable(descriptor, True)
+
+
+def _unwritable(path: Path, error: OSError) -> MachineError:
+    return MachineError(f"{path} can't be written: {error.strerror}", hint="is there room, and is it ours?")

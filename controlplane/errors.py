@@ -7,7 +7,13 @@
     ├── UnknownNameError      MM1204   a name refers to nothing
     ├── ConflictError         MM1205   two places claim the same thing
     ├── EmptySourceError      MM1206   there is nothing to serve
-    └── Http1Error            MM1207   what was compiled would allow HTTP/1.1
+    ├── Http1Error            MM1207   what was compiled would allow HTTP/1.1
+    ├── EmptySubsetError      MM1210   the labels of a subset are on no endpoint
+    ├── UnknownTierError      MM1211   a rule is for a tier that has no policy
+    ├── ClaimedMatchError     MM1212   an earlier rule takes every request that this one is for
+    ├── DelegateCycleError    MM1214   VirtualServices delegate to each other in a circle
+    ├── DelegateError         MM1215   a VirtualService can't be delegated to in this way
+    └── TierLeakError         MM1216   requests of one tier would reach another tier's subset
 
 Functions that check documents return these as values, all of them, so that one run shows every mistake.
 """
@@ -17,12 +23,18 @@ from __future__ import annotations
 from modalmesh.base.errors import DocumentError
 
 __all__ = [
+    "ClaimedMatchError",
     "ConflictError",
+    "DelegateCycleError",
+    "DelegateError",
     "EmptySourceError",
+    "EmptySubsetError",
     "FieldError",
     "Http1Error",
     "KindError",
+    "TierLeakError",
     "UnknownNameError",
+    "UnknownTierError",
     "UnreadableError",
 ]
 
@@ -67,3 +79,39 @@ class Http1Error(DocumentError):
     """What was compiled would allow HTTP/1.1; it is not published."""
 
     code = "MM1207"
+
+
+class EmptySubsetError(DocumentError):
+    """The labels of a subset are on no endpoint."""
+
+    code = "MM1210"
+
+
+class ClaimedMatchError(DocumentError):
+    """An earlier rule takes every request that this one is for."""
+
+    code = "MM1212"
+
+
+class DelegateCycleError(DocumentError):
+    """VirtualServices delegate to each other in a circle."""
+
+    code = "MM1214"
+
+
+class DelegateError(DocumentError):
+    """A VirtualService can't be delegated to in this way."""
+
+    code = "MM1215"
+
+
+class UnknownTierError(DocumentError):
+    """A rule is for a tier that has no policy."""
+
+    code = "MM1211"
+
+
+class TierLeakError(DocumentError):
+    """Requests of one tier would reach another tier's subset."""
+
+    code = "MM1216"

@@ -34,8 +34,12 @@ _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _NO_PROTOCOL: Final = frozenset(
     {
         "envoy.extensions.compression.zstd.decompressor.v3.Zstd",
+        "envoy.extensions.filters.http.cors.v3.Cors",
+        "envoy.extensions.filters.http.cors.v3.CorsPolicy",
         "envoy.extensions.filters.http.decompressor.v3.Decompressor",
+        "envoy.extensions.filters.http.fault.v3.HTTPFault",
         "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        "envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
         "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
     }
 )

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.compile.endpoints import needs_dns
+from controlplane.compile.names import cluster_name
 from controlplane.compile.routes import DEFAULT_TIMEOUT_MS
 from controlplane.model import Match, Mesh, Rule, TextMatch
 from modalmesh.base.errors import ModalMeshError
@@ -80,20 +81,31 @@ def _routes(mesh: Mesh) -> Table:
 def _match(match: Match) -> str:
     parts = [_text(match.path)] if match.path else []
     parts += [f"{name} {_text(text)}" for name, text in match.headers]
+    parts += [f"?{name} {_text(text)}" for name, text in match.query]
+    parts += [f"not {name} {_text(text)}" for name, text in match.without]
+    parts += [f"port {match.port}"] if match.port else []
     return ", ".join(parts) or "any"
 
 
 def _text(text: TextMatch) -> str:
+    if text.regex:
+        return f"/{text.text}/"
     if not text.prefix:
         return text.text
     return f"{text.text}…" if text.text else "is there"
 
 
 def _destinations(rule: Rule) -> str:
+    if rule.redirect:
+        return f"redirect {rule.redirect.code}"
+    if rule.response:
+        return f"answer {rule.response.status}"
     total = sum(destination.weight for destination in rule.destinations)
-    if len(rule.destinations) == 1:
-        return rule.destinations[0].service
-    return ", ".join(f"{item.service} {item.weight / total:.0%}" for item in rule.destinations)
+    names = [cluster_name(item.service, item.subset) for item in rule.destinations]
+    if len(names) == 1:
+        return names[0]
+    shares = [f"{item.weight / total:.0%}" for item in rule.destinations]
+    return ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True))
 
 
 def _semantic_routes(mesh: Mesh) -> Table:

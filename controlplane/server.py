@@ -122,6 +122,8 @@ class Publisher:
         lines = tuple(str(problem) for problem in update.problems)
         if lines == self._logged:
             return  # said already: a retry, or another file was touched
+        if not lines:
+            _log.info("documents are in order again")
         self._logged = lines
         for line in lines:
             _log.error("problem", what=line)

@@ -7,6 +7,7 @@ full help stands with the command; here is its one line.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "router": ("router.cli", "Decide where requests go: Envoy's external processor."),
     "encoder": ("router.cli", "Turn texts and pictures into vectors for the routers of this node."),
     "explain": ("router.cli", "Show which service a text or picture would be sent to, and why."),
+    "node": ("bpf.node_cli", "Own the kernel programs of this node: load them, keep their maps as the policy says."),
     "bpf": ("bpf.cli", "Look at this node's kernel programs: probe, selftest, status, counters, trace."),
     "status": ("xds.cli", "Show what each xDS client was sent and has acknowledged."),
 }
@@ -91,6 +93,7 @@ def _options(
 
 def main() -> None:
     """Run the command; an error meant for people is one line and an exit code, never a traceback."""
+    _make_streams_safe()
     try:
         app(prog_name="modalmesh")
     except ModalMeshError as error:
@@ -104,6 +107,16 @@ def main() -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"error: unexpected {reason} (modalmesh --debug shows where) [MM1000]", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def _make_streams_safe() -> None:
+    """Let output go nowhere if it was closed (``>&-``), and show what its encoding lacks as an escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

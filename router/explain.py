@@ -70,6 +70,8 @@ def text(value: str) -> Content:
     """
     if not value.strip():
         raise UsageError("the text is empty", hint="say what a request would say")
+    if not value.isprintable() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise UsageError("the text is not UTF-8", hint="requests carry UTF-8")
     return Content(Modality.TEXT, value.encode()[:LONGEST_TEXT].decode(errors="ignore"))
 
 

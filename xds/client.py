@@ -83,49 +83,53 @@ class AdsClient:
         self._max_backoff = max_backoff
         self._keepalive = keepalive
         self._tls = tls
-        self._connected = False
-        self._heard = False
+        self._connection: _Connection | None = None
+        self._told_lost = False
 
     @property
     def connected(self) -> bool:
-        """A stream is open and the control plane has answered on it."""
-        return self._connected and self._heard
+        """A stream is open and the control plane has taken it; with nothing new to send it says no more than that."""
+        return self._connection is not None and self._connection.accepted
 
     async def run(self) -> None:
         """Stay connected until cancelled; every loss of connection is logged, none is raised."""
         backoff = _FIRST_BACKOFF
         while True:
+            accepted = False
             try:
-                await self._session()
+                accepted = await self._session()
             except (XdsError, ProtocolError) as error:
-                _log.warning("xds stream lost; what was received stays in force", address=self._address, why=str(error))
-            if self._heard:
+                self._log_lost(str(error))
+            if accepted:
                 backoff = _FIRST_BACKOFF
-            self._heard = False
             # Jitter: a fleet must not come back in step.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 — not a secret
             backoff = min(backoff * 2, self._max_backoff)
 
-    async def _session(self) -> None:
-        connection = await _connect(self._address, self._on_response, self._tls)
-        self._connected = True
+    async def _session(self) -> bool:
+        """Hold one connection until it is lost; return whether the control plane had taken the stream."""
+        connection = await _connect(self._address, self._consumer.on_response, self._on_accepted, self._tls)
+        self._connection = connection
         metrics.CLIENT_CONNECTED.set(1)
         try:
             for request in self._consumer.first_requests():
                 connection.send_request(request)
-            await connection.keep_alive(self._keepalive)
+            self._log_lost(await connection.keep_alive(self._keepalive))
         finally:
-            self._connected = False
+            self._connection = None
             metrics.CLIENT_CONNECTED.set(0)
             connection.close()
+        return connection.accepted
 
-    def _on_response(
-        self, response: discovery_pb2.DeltaDiscoveryResponse
-    ) -> discovery_pb2.DeltaDiscoveryRequest | None:
-        if not self._heard:
-            _log.info("xds stream open", address=self._address)
-        self._heard = True
-        return self._consumer.on_response(response)
+    def _on_accepted(self) -> None:
+        _log.info("xds stream open", address=self._address)
+        self._told_lost = False
+
+    def _log_lost(self, why: str) -> None:
+        """Say once that there is no stream; attempts that fail until there is one again are for who debugs."""
+        say = _log.debug if self._told_lost else _log.warning
+        say("no xds stream; what was received stays in force", address=self._address, why=why)
+        self._told_lost = True
 
 
 async def fetch(
@@ -160,7 +164,7 @@ async def fetch(
     request = discovery_pb2.DeltaDiscoveryRequest(node=node, type_url=type_url, resource_names_subscribe=tuple(names))
     try:
         async with asyncio.timeout(timeout):
-            connection = await _connect(address, keep, tls)
+            connection = await _connect(address, keep, lambda: None, tls)
             try:
                 connection.send_request(request)
                 await asyncio.wait((answer, connection.lost), return_when=asyncio.FIRST_COMPLETED)
@@ -175,15 +179,21 @@ async def fetch(
     return {resource.name: resource.resource.value for resource in answer.result().resources}
 
 
-async def _connect(address: str, on_response: _OnResponse, tls: ssl.SSLContext | None = None) -> _Connection:
+async def _connect(
+    address: str, on_response: _OnResponse, on_accepted: Callable[[], None], tls: ssl.SSLContext | None
+) -> _Connection:
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
+
+    def make() -> _Connection:
+        return _Connection(on_response, on_accepted)
+
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT):
             if address.startswith("unix:"):
-                _, connection = await loop.create_unix_connection(lambda: _Connection(on_response), host)
+                _, connection = await loop.create_unix_connection(make, host)
             else:
-                _, connection = await loop.create_connection(lambda: _Connection(on_response), host, port, ssl=tls)
+                _, connection = await loop.create_connection(make, host, port, ssl=tls)
     except (OSError, TimeoutError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "no answer"
         raise UnreachableError(
@@ -201,12 +211,15 @@ class _Connection(Http2Protocol):
 
     Attributes:
         lost: Done when the stream or connection has ended; its result says why.
+        accepted: The server has answered the stream's headers with its own.
     """
 
-    def __init__(self, on_response: _OnResponse) -> None:
+    def __init__(self, on_response: _OnResponse, on_accepted: Callable[[], None]) -> None:
         super().__init__(client_side=True, settings={SettingCodes.ENABLE_PUSH: 0})
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.accepted = False
         self._on_response = on_response
+        self._on_accepted = on_accepted
         self._deframer = Deframer(_MAX_RESPONSE)
         self._decompress: Callable[[bytes], bytes] | None = None
         self._last_heard = asyncio.get_running_loop().time()
@@ -216,27 +229,23 @@ class _Connection(Http2Protocol):
         self.queue(_STREAM_ID, plain_chunks(prefixed(request.SerializeToString())))
         self.write()
 
-    async def keep_alive(self, interval: float) -> None:
-        """Wait until the stream is lost, pinging the server when it is silent.
-
-        Raises:
-            UnreachableError: The stream ended, or the server does not answer a ping.
-        """
+    async def keep_alive(self, interval: float) -> str:
+        """Wait until the stream is lost, pinging the server when it is silent; return why it was lost."""
         loop = asyncio.get_running_loop()
-        pinged = False
+        pinged: float | None = None
         while not self.lost.done():
             await asyncio.wait((self.lost,), timeout=interval)
             if self.lost.done():
                 break
-            if loop.time() - self._last_heard < interval:
-                pinged = False
-            elif pinged:
-                raise UnreachableError("the server is silent")
-            else:
-                pinged = True
+            # The answer to a ping comes at once, so by now it is nearly as old as the ping.
+            if pinged is not None and self._last_heard < pinged:
+                return "the server is silent"
+            pinged = None
+            if loop.time() - self._last_heard >= interval:
+                pinged = loop.time()
                 self.h2.ping(b"modalmsh")
                 self.write()
-        raise UnreachableError(self.lost.result())
+        return self.lost.result()
 
     def close(self) -> None:
         """End the connection."""
@@ -297,7 +306,10 @@ class _Connection(Http2Protocol):
     def _on_head(self, headers: dict[str, str]) -> None:
         if headers.get(":status") != "200" or "grpc-status" in headers:
             self._lose(_reason(headers))
-        elif headers.get("content-encoding", "identity") == "zstd":
+            return
+        self.accepted = True
+        self._on_accepted()
+        if headers.get("content-encoding", "identity") == "zstd":
             self._decompress = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress
 
     def _on_data(self, data: bytes) -> None:

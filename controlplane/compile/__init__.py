@@ -19,6 +19,7 @@ from controlplane.compile.routes import compile_routes
 from controlplane.errors import Http1Error
 from controlplane.lint import find_http1
 from controlplane.model import Mesh
+from modalmesh.base.settings import split_address
 from xds.snapshot import Resource, Snapshot
 from xds.types import CLUSTER, ENDPOINT, LISTENER, ROUTE
 
@@ -65,11 +66,11 @@ def compile_mesh(mesh: Mesh, vectors: Vectors | None, options: Options) -> Compi
 
 
 def _for_envoys(mesh: Mesh, options: Options) -> Iterator[tuple[str, str, Message]]:
-    for cluster in compile_clusters(mesh.services, router_socket=options.router_socket):
+    for cluster in compile_clusters(mesh, router_socket=options.router_socket):
         yield CLUSTER, cluster.name, cluster
     for assignment in compile_endpoints(mesh.services):
         yield ENDPOINT, assignment.cluster_name, assignment
-    routes = compile_routes(mesh)
+    routes = compile_routes(mesh, split_address(options.gateway.listen)[1])
     yield ROUTE, routes.name, routes
     gateway = compile_gateway(options.gateway)
     yield LISTENER, gateway.name, gateway

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from controlplane.compile.endpoints import load_assignment, needs_dns
+from controlplane.compile.names import cluster_name
 from controlplane.compile.protobuf import ADS, duration, packed
-from controlplane.model import Service
+from controlplane.compile.tiers import tier_clusters
+from controlplane.compile.traffic import apply_policy, fill
+from controlplane.model import ConnectionPool, Mesh, Service, Tier, TrafficPolicy
 from xds.pb.envoy.config.cluster.v3 import cluster_pb2
 from xds.pb.envoy.config.core.v3 import health_check_pb2
 from xds.pb.envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
@@ -28,20 +32,48 @@ _STREAM_WINDOW = 1 << 20
 _CONNECTION_WINDOW = 16 << 20
 
 
-def compile_clusters(services: Iterable[Service], *, router_socket: Path) -> list[cluster_pb2.Cluster]:
-    """Return a cluster for every service and one for the router, sorted by name."""
-    clusters = [_service(service) for service in services]
+def compile_clusters(mesh: Mesh, *, router_socket: Path) -> list[cluster_pb2.Cluster]:
+    """Return a cluster for every service, every subset, every tier of either, and the router, sorted by name."""
+    clusters = [cluster for service in mesh.services for cluster in _clusters(service)]
+    services = mesh.by_name
+    clusters += [
+        _of_tier(services[found.service], found.subset or None, mesh.tier(found.tier)) for found in tier_clusters(mesh)
+    ]
     clusters.append(_router(router_socket))
     return sorted(clusters, key=lambda cluster: cluster.name)
 
 
-def _service(service: Service) -> cluster_pb2.Cluster:
-    cluster = _cluster(service.name, _CONNECT_TIMEOUT_MS)
-    cluster.lb_policy = cluster_pb2.Cluster.LEAST_REQUEST
+def _clusters(service: Service) -> Iterator[cluster_pb2.Cluster]:
+    yield _service(service, None, service.policy)
+    for subset in service.subsets:
+        yield _service(service, subset.name, subset.policy)
+
+
+def _of_tier(service: Service, subset: str | None, tier: Tier) -> cluster_pb2.Cluster:
+    """Return the cluster of a tier: what a DestinationRule says, and for what it leaves open the tier's policy."""
+    found = service.subset(subset) if subset else None
+    policy = found.policy if found else service.policy
+    filled = replace(
+        policy, pool=fill(policy.pool or ConnectionPool(), tier.pool), outlier=policy.outlier or tier.outlier
+    )
+    cluster = _service(service, subset, filled, tier)
+    if cluster.type == cluster_pb2.Cluster.EDS:
+        # The endpoints are the same.
+        cluster.eds_cluster_config.service_name = cluster_name(service.name, subset)
+    return cluster
+
+
+def _service(
+    service: Service, subset: str | None, policy: TrafficPolicy, tier: Tier | None = None
+) -> cluster_pb2.Cluster:
+    pool = policy.pool or ConnectionPool()
+    name = cluster_name(service.name, subset, tier.name if tier else None)
+    cluster = _cluster(name, pool.connect_timeout_ms or _CONNECT_TIMEOUT_MS, pool)
     if needs_dns(service):
         cluster.type = cluster_pb2.Cluster.STRICT_DNS
         cluster.dns_lookup_family = cluster_pb2.Cluster.V4_PREFERRED
-        cluster.load_assignment.CopyFrom(load_assignment(service))
+        cluster.load_assignment.CopyFrom(load_assignment(service, subset))
+        cluster.load_assignment.cluster_name = name
         # One name that can't be resolved must not hold up the start of everything else.
         cluster.wait_for_warm_on_init.value = False
     else:
@@ -51,14 +83,24 @@ def _service(service: Service) -> cluster_pb2.Cluster:
         cluster.health_checks.append(_grpc_health_check())
         # Else an endpoint that is taken out of the documents goes on being used for as long as it answers.
         cluster.ignore_health_on_host_removal = True
+    apply_policy(cluster, policy, high_priority=tier is not None and tier.high_priority)
     return cluster
 
 
-def _cluster(name: str, connect_timeout_ms: int) -> cluster_pb2.Cluster:
+def _cluster(name: str, connect_timeout_ms: int, pool: ConnectionPool) -> cluster_pb2.Cluster:
     options = http_protocol_options_pb2.HttpProtocolOptions()
     http2 = options.explicit_http_config.http2_protocol_options
     http2.initial_stream_window_size.value = _STREAM_WINDOW
     http2.initial_connection_window_size.value = _CONNECTION_WINDOW
+    if pool.max_concurrent_streams is not None:
+        http2.max_concurrent_streams.value = pool.max_concurrent_streams
+    common = options.common_http_protocol_options
+    if pool.idle_timeout_ms is not None:
+        common.idle_timeout.CopyFrom(duration(pool.idle_timeout_ms))
+    if pool.max_connection_ms is not None:
+        common.max_connection_duration.CopyFrom(duration(pool.max_connection_ms))
+    if pool.max_requests_per_connection is not None:
+        common.max_requests_per_connection.value = pool.max_requests_per_connection
     cluster = cluster_pb2.Cluster(name=name, connect_timeout=duration(connect_timeout_ms))
     cluster.typed_extension_protocol_options[_HTTP_OPTIONS].CopyFrom(packed(options))
     return cluster
@@ -82,7 +124,7 @@ def _grpc_health_check() -> health_check_pb2.HealthCheck:
 
 
 def _router(socket: Path) -> cluster_pb2.Cluster:
-    cluster = _cluster(ROUTER_CLUSTER, _ROUTER_CONNECT_TIMEOUT_MS)
+    cluster = _cluster(ROUTER_CLUSTER, _ROUTER_CONNECT_TIMEOUT_MS, ConnectionPool())
     cluster.type = cluster_pb2.Cluster.STATIC
     cluster.load_assignment.cluster_name = ROUTER_CLUSTER
     endpoint = cluster.load_assignment.endpoints.add().lb_endpoints.add().endpoint

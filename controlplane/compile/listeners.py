@@ -19,6 +19,7 @@ from envoy_data_plane.google.protobuf import Any, Struct
 
 from controlplane.compile import authored
 from controlplane.compile.clusters import ROUTER_CLUSTER
+from controlplane.compile.filters import route_filters
 from controlplane.compile.routes import CLUSTER_HEADER, EXT_PROC, ROUTE_CONFIGURATION, STREAM_IDLE_TIMEOUT_MS
 from xds.pb.envoy.config.listener.v3 import listener_pb2
 
@@ -54,8 +55,9 @@ ACCESS_LOG_FIELDS = {
 }
 """Field → Envoy's command operator. What does not apply to a request is null."""
 
-# A router that is there answers at once: with its decision, or by asking for the time that the encoder may take.
-_ROUTER_MESSAGE_TIMEOUT = timedelta(seconds=1)
+# A router that is there answers at once: with its decision, or by asking for the time that the encoder may take. «At
+# once» includes taking the body over: twenty pictures of 12 MiB at the same time keep it busy for more than a second.
+_ROUTER_MESSAGE_TIMEOUT = timedelta(seconds=3)
 
 # A picture of 1 MiB comes in without waiting; a larger body waits for WINDOW_UPDATE, one per window.
 _STREAM_WINDOW = 1 << 20
@@ -84,7 +86,10 @@ def compile_gateway(options: GatewayOptions) -> listener_pb2.Listener:
     chain = authored.filter_chain(
         "gateway",
         # Routes turn it on (compile/routes.py).
-        filters=[authored.http_filter(EXT_PROC, _external_processor(options.router_wait_ms), disabled=True)],
+        filters=[
+            *route_filters(),
+            authored.http_filter(EXT_PROC, _external_processor(options.router_wait_ms), disabled=True),
+        ],
         early_mutations=[_without_forged_choice()],
         routes=Rds(config_source=authored.ads(), route_config_name=ROUTE_CONFIGURATION),
         http2=core.Http2ProtocolOptions(

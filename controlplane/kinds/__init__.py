@@ -13,19 +13,26 @@ from pydantic_core import ErrorDetails
 from controlplane.documents import Document, Path
 from controlplane.errors import FieldError, KindError
 from controlplane.kinds.base import Model
+from controlplane.kinds.destination_rule import DestinationRule
+from controlplane.kinds.qos_policy import QosPolicy
+from controlplane.kinds.semantic_route import API_VERSION as OWN_VERSION
 from controlplane.kinds.semantic_route import SemanticRoute
 from controlplane.kinds.service_discovery import ServiceDiscovery
+from controlplane.kinds.service_entry import ServiceEntry
 from controlplane.kinds.virtual_service import API_VERSIONS as ISTIO_VERSIONS
 from controlplane.kinds.virtual_service import VirtualService
 from modalmesh.base.errors import DocumentError
 
 __all__ = ["Content", "Read", "read"]
 
-Content = ServiceDiscovery | VirtualService | SemanticRoute
+Content = ServiceDiscovery | VirtualService | DestinationRule | ServiceEntry | SemanticRoute | QosPolicy
 
-_KINDS: Mapping[str, tuple[tuple[str, ...], type[VirtualService] | type[SemanticRoute]]] = {
+_KINDS: Mapping[str, tuple[tuple[str, ...], type[Content]]] = {
     "VirtualService": (ISTIO_VERSIONS, VirtualService),
-    "SemanticRoute": (("modalmesh.io/v1alpha1",), SemanticRoute),
+    "DestinationRule": (ISTIO_VERSIONS, DestinationRule),
+    "ServiceEntry": (ISTIO_VERSIONS, ServiceEntry),
+    "SemanticRoute": ((OWN_VERSION,), SemanticRoute),
+    "QosPolicy": ((OWN_VERSION,), QosPolicy),
 }
 
 

@@ -22,7 +22,9 @@ __all__ = [
     "Model",
     "ModelName",
     "Name",
+    "Percent",
     "Port",
+    "Timeout",
     "full_name",
     "ip",
     "milliseconds",
@@ -105,21 +107,25 @@ HostPattern = Annotated[str, AfterValidator(_host_pattern)]
 """An authority without port, or a pattern for several; in lower case."""
 
 _DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(h|ms|m|s)", re.ASCII)
+_ZERO = re.compile(r"0+(\.0+)?(h|ms|m|s)", re.ASCII)
 _UNIT_MS = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _LONGEST_MS = 3_600_000
 
 
 def _milliseconds(text: str) -> str:
-    milliseconds(text)
+    if not milliseconds(text):
+        raise ValueError("is not between 1 ms and 1 h")
     return text
 
 
 def milliseconds(text: str) -> int:
-    """Return the length of a duration as Istio writes it (``1.5s``, ``300ms``, ``1m30s``), from 1 ms to 1 h.
+    """Return the length of a duration as Istio writes it (``1.5s``, ``300ms``, ``1m30s``): 0, or 1 ms to 1 h.
 
     Raises:
         ValueError: It is none.
     """
+    if _ZERO.fullmatch(text):
+        return 0
     parts = _DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError("is not a duration such as «1.5s», «300ms» or «1m30s»")
@@ -131,6 +137,16 @@ def milliseconds(text: str) -> int:
 
 Milliseconds = Annotated[str, AfterValidator(_milliseconds)]
 """A duration, kept as it is written; ``milliseconds`` gives its length."""
+
+
+def _timeout(text: str) -> str:
+    return text if _ZERO.fullmatch(text) else _milliseconds(text)
+
+
+Timeout = Annotated[str, AfterValidator(_timeout)]
+"""A duration that may be 0."""
+
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class Metadata(Model):

@@ -13,10 +13,15 @@ from controlplane import kinds
 from controlplane.directory import Source
 from controlplane.documents import Document
 from controlplane.errors import EmptySourceError
+from controlplane.kinds.destination_rule import DestinationRule
+from controlplane.kinds.qos_policy import QosPolicy
 from controlplane.kinds.semantic_route import SemanticRoute
 from controlplane.kinds.service_discovery import ServiceDiscovery
+from controlplane.kinds.service_entry import ServiceEntry
 from controlplane.kinds.virtual_service import VirtualService
 from controlplane.merge.context import Context
+from controlplane.merge.destinations import merge_destinations
+from controlplane.merge.qos import check_levels, merge_qos
 from controlplane.merge.routes import merge_routes
 from controlplane.merge.semantic import merge_semantic_routes
 from controlplane.merge.services import merge_services
@@ -50,16 +55,22 @@ def merge(source: Source) -> Merged:
         else:
             problems.extend(result)
     context = Context(problems, partial=bool(problems))
-    services = merge_services(context, _of(read, ServiceDiscovery))
+    merge_services(context, _of(read, ServiceDiscovery), _of(read, ServiceEntry))
+    merge_destinations(context, _of(read, DestinationRule))
+    services = tuple(context.services[name] for name in sorted(context.services))
     routes = merge_routes(context, _of(read, VirtualService))
+    qos = merge_qos(context, _of(read, QosPolicy))
+    check_levels(context, routes, qos)
     semantic_routes = merge_semantic_routes(context, _of(read, SemanticRoute), routes)
     if not problems and not services:
         problems.append(
             EmptySourceError("no document names a service", hint="add a service-discovery.yaml with «services:»")
         )
     if problems:
-        return Merged(None, tuple(sorted(problems, key=lambda problem: (problem.where or Where(""), problem.what))))
-    return Merged(Mesh(services, routes, semantic_routes), ())
+        # A rule that several delegate to is looked at several times.
+        distinct = {(problem.where or Where(""), problem.what): problem for problem in problems}
+        return Merged(None, tuple(distinct[place] for place in sorted(distinct)))
+    return Merged(Mesh(services, routes, semantic_routes, qos.tiers, qos.default, qos.hosts), ())
 
 
 def _of(read: Iterable[kinds.Read], kind: type[T]) -> list[tuple[Document, T]]:

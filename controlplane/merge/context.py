@@ -60,9 +60,16 @@ class Context:
         self.problems.append(problem)
 
     def check_service(self, name: str, where: Where) -> Service | None:
-        """Return the service of a name; note a problem if there is none."""
-        if name not in self.services and not self.partial:
+        """Return the service of a name, which may be written as in Kubernetes; note a problem if there is none."""
+        found = self.services.get(name) or self.services.get(_short(name))
+        if found is None and not self.partial:
             near = difflib.get_close_matches(name, self.services, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "name one of service-discovery.yaml, or add it there"
             self.note(UnknownNameError(f"there is no service {name!r}", hint=hint, where=where))
-        return self.services.get(name)
+        return found
+
+
+def _short(name: str) -> str:
+    """Return the name of a service in Kubernetes, written in full: ``NAME.NAMESPACE.svc.cluster.local``."""
+    short, _, rest = name.partition(".")
+    return short if rest.endswith("svc.cluster.local") else name

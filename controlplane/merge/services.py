@@ -1,12 +1,16 @@
-"""Service discovery documents → services."""
+"""Service discovery documents and ServiceEntries → services."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from controlplane.documents import Document, Path
-from controlplane.errors import ConflictError, FieldError
-from controlplane.kinds.service_discovery import ServiceDiscovery, ServiceEntry, labels
+from controlplane.errors import ConflictError, FieldError, UnknownNameError
+from controlplane.kinds.base import full_name
+from controlplane.kinds.service_discovery import ServiceDiscovery, labels
+from controlplane.kinds.service_discovery import ServiceEntry as DiscoveredEntry
+from controlplane.kinds.service_entry import PROTOCOLS as ISTIO_PROTOCOLS
+from controlplane.kinds.service_entry import ServiceEntry, ServiceEntrySpec, WorkloadEntry
 from controlplane.merge.context import Claims, Context
 from controlplane.model import Endpoint, Service
 
@@ -19,21 +23,54 @@ PROTOCOLS = ("grpc", "h2c")
 _LARGEST_SUM = 2**32 - 1
 
 
-def merge_services(context: Context, documents: Sequence[tuple[Document, ServiceDiscovery]]) -> tuple[Service, ...]:
-    """Return the services of all documents, sorted by name, and let the context know them."""
+def merge_services(
+    context: Context,
+    documents: Sequence[tuple[Document, ServiceDiscovery]],
+    entries: Sequence[tuple[Document, ServiceEntry]],
+) -> None:
+    """Let the context know the services of all documents."""
     services: Claims[Service] = Claims("service", context.problems)
+    names: Claims[None] = Claims("ServiceEntry", context.problems)
+    addresses: Claims[None] = Claims("address", context.problems)
     for document, discovery in documents:
         for index, entry in enumerate(discovery.services):
             where = document.where(("services", index, "name"))
             services.claim(entry.name, _service(context, document, ("services", index), entry), where)
-    merged = services.in_order()
-    context.services = {service.name: service for service in merged}
+    for document, content in entries:
+        names.claim(full_name(content), None, document.where(("metadata", "name")))
+        for index, address in enumerate(content.spec.addresses):
+            addresses.claim(address, None, document.where(("spec", "addresses", index)))
+        for index, host in enumerate(content.spec.hosts):
+            where = document.where(("spec", "hosts", index))
+            services.claim(host, _from_entry(context, document, content.spec, host), where)
+    context.services = {service.name: service for service in services.in_order()}
     for document, discovery in documents:
         check_calls(context, document, discovery)
-    return merged
 
 
-def _service(context: Context, document: Document, path: Path, entry: ServiceEntry) -> Service:
+def _from_entry(context: Context, document: Document, spec: ServiceEntrySpec, host: str) -> Service:
+    port = spec.ports[0]
+    places: Claims[None] = Claims("endpoint", context.problems)
+    found = []
+    # Found by DNS and given none: the host itself is where it runs.
+    for index, item in enumerate(spec.endpoints or [WorkloadEntry(address=host)]):
+        number = item.ports.get(port.name, port.target_port or port.number)
+        places.claim(f"{item.address.lower()}:{number}", None, document.where(("spec", "endpoints", index)))
+        for name in item.ports:
+            if name != port.name:
+                where = document.where(("spec", "endpoints", index, "ports", name))
+                context.note(UnknownNameError(f"there is no port {name!r}", hint=f"it is {port.name!r}", where=where))
+        found.append(Endpoint(item.address, number, item.weight, tuple(sorted(item.labels.items())), item.locality))
+    return Service(
+        name=host,
+        endpoints=tuple(sorted(found, key=lambda endpoint: (endpoint.host, endpoint.port))),
+        protocol=ISTIO_PROTOCOLS[port.protocol],
+        addresses=tuple(sorted(spec.addresses)),
+        where=document.where(("spec", "hosts")),
+    )
+
+
+def _service(context: Context, document: Document, path: Path, entry: DiscoveredEntry) -> Service:
     places: Claims[None] = Claims("endpoint", context.problems)
     for index, item in enumerate(entry.endpoints):
         places.claim(f"{item.host.lower()}:{item.port}", None, document.where((*path, "endpoints", index)))

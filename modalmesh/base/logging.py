@@ -5,6 +5,7 @@ Secrets never reach a log: keys that look like one are masked here, once, for ev
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -25,6 +26,23 @@ def _mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
         if _SECRET.search(key):
             event[key] = "[masked]"
     return event
+
+
+class _DeafLogger:
+    """Prints lines on standard error, and goes on when nobody reads them any more.
+
+    Whoever started the process may be gone, and with it the pipe; a process that is told to stop then must not fail in
+    saying so.
+    """
+
+    def __init__(self, *_name: str) -> None:
+        self._stream = sys.stderr
+
+    def msg(self, message: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe, a full disk; a closed file
+            print(message, file=self._stream, flush=True)
+
+    log = debug = info = warning = error = critical = exception = failure = fatal = msg
 
 
 def configure(settings: Log, process: str) -> None:
@@ -52,7 +70,7 @@ def configure(settings: Log, process: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_DeafLogger,
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()

@@ -29,5 +29,5 @@ def serve(port: int) -> None:
     except OSError as error:
         raise MachineError(
             f"metrics port {port} can't be opened: {error.strerror}",
-            hint="choose another with MODALMESH_METRICS__…",
+            hint="choose another with MODALMESH_METRICS__CONTROLPLANE, …__ROUTER or …__ENCODER",
         ) from error

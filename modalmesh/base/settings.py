@@ -8,7 +8,7 @@ no limit.
 from __future__ import annotations
 
 import os
-import tempfile
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -129,7 +129,7 @@ class Encoder(Section):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     queue: Annotated[int, Field(ge=1, le=65536)] = 256
     """Requests that may wait; more are refused."""
-    max_pixels: Annotated[int, Field(ge=1)] = 64_000_000
+    max_pixels: Annotated[int, Field(ge=1)] = 50_000_000
     """Larger pictures are refused before they are decoded."""
 
 
@@ -162,18 +162,36 @@ class Bpf(Section):
     """Processes in this cgroup (version 2) and below are served; default: all, by the mount table."""
 
 
+class Node(Section):
+    """The agent that owns the kernel programs of this node."""
+
+    node_id: str = Field(default_factory=socket.gethostname)
+    policy: Path | None = None
+    """YAML file with a NodePolicy; default: policies come from the control plane."""
+    interfaces: tuple[str, ...] = ()
+    """Where GPU traffic comes in; default: the uplinks of the cards whose functions the policy names."""
+    hooks: frozenset[Literal["gpu", "services", "join", "signals"]] = frozenset({"gpu", "services", "join", "signals"})
+    """What may be attached."""
+    xdp: Literal["auto", "native", "generic"] = "auto"
+    """``auto``: in the driver, or in the stack where the driver can't."""
+    sysfs: Path = Path("/sys")
+
+
 class Metrics(Section):
     """Prometheus endpoints, HTTP/1.1 on loopback; port 0: off."""
 
     controlplane: Annotated[int, Field(ge=0, le=65535)] = 0
     router: Annotated[int, Field(ge=0, le=65535)] = 0
     encoder: Annotated[int, Field(ge=0, le=65535)] = 0
+    node: Annotated[int, Field(ge=0, le=65535)] = 0
 
 
 def _default_runtime_dir() -> Path:
     if os.geteuid() == 0:
         return Path("/run/modalmesh")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"modalmesh-{os.geteuid()}"
+    # Never under /tmp: whoever made the directory first could put his own sockets and models into it.
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(own) / "modalmesh" if own else Path.home() / ".local" / "state" / "modalmesh"
 
 
 def _checked_runtime_dir(path: Path) -> Path:
@@ -201,6 +219,7 @@ class Settings(BaseSettings):
     router: Router = Router()
     triton: Triton = Triton()
     bpf: Bpf = Bpf()
+    node: Node = Node()
     metrics: Metrics = Metrics()
 
     @property
@@ -227,6 +246,16 @@ class Settings(BaseSettings):
     def envoy_xds_socket(self) -> Path:
         """Envoy's own listener that decompresses what the control plane sends."""
         return self.runtime_dir / "envoy-xds.sock"
+
+    @property
+    def node_policies(self) -> Path:
+        """The node agent's last policies in force, for a start without a control plane."""
+        return self.state_dir / "node-policies.binpb"
+
+    @property
+    def node_alive(self) -> Path:
+        """Touched by the node agent as long as its loop turns."""
+        return self.runtime_dir / "node.alive"
 
     @property
     def access_log(self) -> Path:
@@ -269,11 +298,15 @@ def load(file: Path | None = None) -> Settings:
         return Settings(**cast("dict[str, Any]", values))
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {_reason(item['type'], item['msg'])}"
             for item in error.errors()
         )
         source = f" (from {path} and the environment)" if path else ""
         raise SettingsError(f"settings are not valid{source}: {problems}") from error
+
+
+def _reason(kind: str, message: str) -> str:
+    return "is no setting" if kind == "extra_forbidden" else message.removeprefix("Value error, ")
 
 
 def _read(path: Path) -> dict[str, object]:

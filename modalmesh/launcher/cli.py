@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -12,6 +13,8 @@ from typing import Annotated, Literal, TextIO
 import typer
 from rich.console import Console
 
+from controlplane.runtime import make_runtime_dir
+from modalmesh.base.errors import MachineError
 from modalmesh.base.settings import Settings, load
 from modalmesh.launcher import mesh, report
 from modalmesh.launcher.requests import Outcome, Request, read_requests, send_all
@@ -71,8 +74,14 @@ async def _run(settings: Settings, wanted: list[Request], console: Console) -> l
         console.print(f"Using the mesh that runs in {settings.runtime_dir}.", highlight=False)
         return await asyncio.to_thread(_send, settings, wanted)
     log_path = settings.runtime_dir / "run.log"
-    settings.runtime_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-    with log_path.open("w", encoding="utf-8") as log:
+    make_runtime_dir(settings)
+    try:
+        log = log_path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise MachineError(
+            f"{log_path} can't be written: {error.strerror}", hint="choose another directory with MODALMESH_RUNTIME_DIR"
+        ) from error
+    with log:
         task = asyncio.create_task(_bring_up_and_send(settings, wanted, console, log))
         _cancel_on_signal(task)
         try:
@@ -86,8 +95,11 @@ async def _run(settings: Settings, wanted: list[Request], console: Console) -> l
 
 async def _bring_up_and_send(settings: Settings, wanted: list[Request], console: Console, log: TextIO) -> list[Outcome]:
     def sink(name: str, line: str) -> None:
-        log.write(f"{name:>12} | {line}\n")
-        log.flush()
+        if line.startswith("warning: "):
+            console.print(line, style="yellow", highlight=False, markup=False)
+        with contextlib.suppress(OSError):  # a full disk: the requests' outcome counts, not the log
+            log.write(f"{name:>12} | {line}\n")
+            log.flush()
 
     def ready(name: str, seconds: float) -> None:
         console.print(f"  {name:<12} ready after {seconds:4.1f} s", highlight=False)
@@ -126,15 +138,20 @@ async def _up(settings: Settings, console: Console) -> None:
 async def _keep_up(settings: Settings, sink: mesh.Sink, ready: mesh.Ready) -> None:
     async with mesh.running(settings, sink, ready):
         sink("mesh", f"up: requests to {settings.gateway.listen} (KServe v2 gRPC), Ctrl-C stops")
-        sink(
-            "mesh",
-            "try, in another terminal: modalmesh status; modalmesh explain --text 'a cup of coffee'; modalmesh run",
-        )
+        sink("mesh", "try, in another terminal: modalmesh status; modalmesh run; modalmesh explain --text Hello")
         await asyncio.Event().wait()
 
 
 def _cancel_on_signal(task: asyncio.Task[object]) -> None:
-    """Let SIGINT and SIGTERM end the task in order; a second one changes nothing, children are given their time."""
+    """Let SIGINT, SIGTERM or a closed terminal end the task in order; a second one changes nothing."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if not asked:  # cancelling again would cut the stopping short, and leave processes behind
+            asked = True
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)

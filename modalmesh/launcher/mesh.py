@@ -7,9 +7,10 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from controlplane.runtime import make_runtime_dir
 from modalmesh.base.errors import MachineError
 from modalmesh.base.settings import Settings
-from modalmesh.launcher import stack
+from modalmesh.launcher import preflight, stack
 from modalmesh.launcher.children import Sink
 from modalmesh.launcher.supervisor import Supervisor
 
@@ -27,8 +28,8 @@ def _held(settings: Settings) -> Iterator[None]:
         MachineError: It can't be made, or another mesh holds it.
     """
     directory = settings.runtime_dir
+    make_runtime_dir(settings)
     try:
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         lock = (directory / "lock").open("w")
     except OSError as error:
         raise MachineError(
@@ -68,10 +69,11 @@ async def running(settings: Settings, sink: Sink, ready: Ready | None = None) ->
         ready: Told each child's name and the seconds it took to serve.
 
     Raises:
-        MachineError: An address is taken, a program is missing, or a child did not come up.
+        ModalMeshError: The preflight failed, or a child did not come up.
     """
     with _held(settings):
-        stack.check_addresses(settings)
+        for warning in preflight.check(settings):
+            sink("mesh", f"warning: {warning}")
         specs = stack.specs(settings)
         settings.access_log.unlink(missing_ok=True)
         supervisor = Supervisor(sink)

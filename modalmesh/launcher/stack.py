@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from router.encoder import client as encoder_client
 from router.encoder import files as encoder_files
 from xds import status as xds_status
 
-__all__ = ["check_addresses", "specs"]
+__all__ = ["specs"]
 
 _PROBE_TIMEOUT = 2.0
 
@@ -47,31 +46,6 @@ def specs(settings: Settings) -> list[ChildSpec]:
             command=("envoy", "start"),
         ),
     ]
-
-
-def check_addresses(settings: Settings) -> None:
-    """Refuse to start when another program has one of our addresses.
-
-    Raises:
-        MachineError: Names the first one that is taken.
-    """
-    for variable, address in (
-        ("MODALMESH_GATEWAY__LISTEN", settings.gateway.listen),
-        ("MODALMESH_XDS__LISTEN", settings.xds.listen),
-        ("MODALMESH_TRITON__LISTEN", settings.triton.listen),
-    ):
-        if address.startswith("unix:"):
-            continue  # whoever binds it removes a stale one and refuses a live one
-        host, port = split_address(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                raise MachineError(
-                    f"{address} can't be used: {error.strerror}", hint=f"choose another with {variable}"
-                ) from error
 
 
 def _own(

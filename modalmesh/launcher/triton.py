@@ -19,6 +19,7 @@ What goes wrong silently or obscurely otherwise is checked first:
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["Installation", "Server", "TritonUnavailableError", "command", "prepare", "remove_shared_memory"]
+
+RESTRICTED = ("model-repository", "shared-memory", "logging", "trace")
+"""Protocols of Triton's that change the server; the mesh's requests need none of them."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory; nothing is written here
 
@@ -143,6 +147,7 @@ def command(
     http_port: int | None = None,
     metrics_port: int | None = None,
     load: Sequence[str] | None = None,
+    control_key: str = "",
     variables: dict[str, str] | None = None,
     threads: int = 1,
     response_cache_bytes: int = 0,
@@ -156,8 +161,10 @@ def command(
         grpc_port: Where it serves gRPC.
         http_port: Where it serves HTTP/1.1, which is off unless asked for.
         metrics_port: Where Prometheus finds metrics, off unless asked for.
-        load: Models to load at the start, all of the repository unless given. Any other can be loaded later,
-            by a call.
+        load: Models to load at the start, all of the repository unless given. Only if given, others can be loaded
+            later, by a call.
+        control_key: Value of the header ``triton-grpc-protocol-modalmesh-control`` that calls of ``RESTRICTED``
+            protocols must carry; default: one that nobody knows.
         variables: What else the models find in their environment.
         threads: Threads for computing in each model. Every model is a process, so these multiply.
         response_cache_bytes: Size of the response cache, 0 for none. A model uses it if its configuration says so.
@@ -170,8 +177,10 @@ def command(
         str(installation.program),
         f"--model-repository={installation.repository}",
         f"--backend-directory={installation.backends}",
-        "--model-control-mode=explicit",
-        *(f"--load-model={name}" for name in (installation.models if load is None else load)),
+        *_models(load),
+        # Whoever reaches the port could otherwise read shared memory by name, or load code as a model: each of these
+        # asks for a header whose value nobody knows.
+        f"--grpc-restricted-protocol={','.join(RESTRICTED)}:modalmesh-control={control_key or secrets.token_hex(16)}",
         "--disable-auto-complete-config",
         "--grpc-address=127.0.0.1",
         f"--grpc-port={grpc_port}",
@@ -215,6 +224,12 @@ def remove_shared_memory(server: Server) -> list[Path]:
     for path in left:
         path.unlink(missing_ok=True)
     return left
+
+
+def _models(load: Sequence[str] | None) -> list[str]:
+    if load is None:
+        return ["--model-control-mode=none"]
+    return ["--model-control-mode=explicit", *(f"--load-model={name}" for name in load)]
 
 
 def _listener(name: str, port: int | None) -> list[str]:

@@ -267,8 +267,8 @@ async def _serve_until_told(server: EncoderServer, socket: Path) -> None:
 
     def tell(name: str) -> Callable[[], None]:
         def handler() -> None:
-            log.info("stopping", signal=name)
             told.set()
+            log.info("stopping", signal=name)
 
         return handler
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc as kserve
+from tritonclient.utils import InferenceServerException
 
 from modalmesh.base.settings import Settings
 from modalmesh.launcher import envoy_admin
@@ -222,6 +224,33 @@ def test_http1_gets_no_answer(mesh: RunningMesh) -> None:
             assert connection.recv(100) == b""
 
 
+def test_what_changes_the_backend_can_not_be_called(mesh: RunningMesh) -> None:
+    """Triton's own service has methods that load code; neither the gateway nor Triton's port lets them through."""
+    code = b"import os\nclass TritonPythonModel:\n    def execute(self, requests): return []\n"
+    config = json.dumps({"backend": "python", "input": [], "output": []})
+    for address in (mesh.settings.gateway.listen, mesh.settings.triton.listen):
+        client = kserve.InferenceServerClient(address)
+        calls: list[Callable[[], Any]] = [
+            lambda c=client: c.load_model("evil", config=config, files={"file:1/model.py": code}),  # type: ignore[misc]
+            lambda c=client: c.unload_model("law-embedder"),  # type: ignore[misc]
+            lambda c=client: c.update_log_settings({"log_verbose_level": 1}),  # type: ignore[misc]
+            lambda c=client: c.register_system_shared_memory("a", "/a", 1),  # type: ignore[misc]
+        ]
+        for call in calls:
+            with pytest.raises(InferenceServerException):
+                call()
+        assert client.is_server_ready()
+        assert client.is_model_ready("law-embedder")
+        client.close()
+
+
+def test_a_second_envoy_is_refused(mesh: RunningMesh) -> None:
+    result = mesh.command("envoy", "start")
+    assert result.returncode == 1
+    assert "another Envoy runs in" in result.stderr
+    assert envoy_admin.get(mesh.settings.envoy_admin_socket, "/ready") == "LIVE\n"
+
+
 def test_explain_says_what_the_mesh_does(mesh: RunningMesh) -> None:
     result = mesh.command("explain", "--text", "Which cut of beef is best for a stew?", "-o", "json")
     assert result.returncode == 0, result.stderr
@@ -325,6 +354,8 @@ def test_a_second_mesh_in_the_same_place_is_refused(mesh: RunningMesh) -> None:
 def test_ctrl_c_leaves_no_process(mesh: RunningMesh) -> None:
     assert len(mesh.processes()) > 5
     mesh.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    mesh.process.send_signal(signal.SIGINT)  # an impatient second one cuts nothing short
     assert mesh.process.wait(60) == 0
     assert mesh.processes() == []
     assert "stopped: no process is left" in mesh.log

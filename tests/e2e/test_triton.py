@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-triton"
 STARTER = ROOT / "router" / "encoder" / "starter"
 MODELS = ("animal-classifier", "vehicle-classifier", "food-classifier", "sentence-embedder")
-BRIEF = ("animal-classifier", "sentence-embedder")
+CONTROL_KEY = "known-to-the-test"
+CONTROL = {"triton-grpc-protocol-modalmesh-control": CONTROL_KEY}
 
 pytestmark = pytest.mark.e2e
 
@@ -69,7 +70,11 @@ class Running:
         installation = launcher.prepare(VENV, directory, repository=deploy / "repository", modules=deploy / "models")
         self.port = free_port()
         self.server = launcher.command(
-            installation, grpc_port=self.port, variables={"MODALMESH_STARTER": str(STARTER)}, **options
+            installation,
+            grpc_port=self.port,
+            variables={"MODALMESH_STARTER": str(STARTER)},
+            control_key=CONTROL_KEY,
+            **options,
         )
         self.process = subprocess.Popen(self.server.argv, env=self.server.env, start_new_session=True)
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self.port}")
@@ -244,9 +249,9 @@ def test_only_grpc_on_loopback_is_served(running: Running) -> None:
 
 
 def test_unload_and_load(brief: Running) -> None:
-    brief.client.unload_model("animal-classifier")
+    brief.client.unload_model("animal-classifier", headers=CONTROL)
     until(lambda: not brief.client.is_model_ready("animal-classifier"))
-    brief.client.load_model("vehicle-classifier")
+    brief.client.load_model("vehicle-classifier", headers=CONTROL)
     assert brief.client.is_model_ready("vehicle-classifier")
 
 
@@ -302,9 +307,9 @@ def test_killed_stub(brief: Running) -> None:
         assert "INTERNAL" in str(caught.value.status())
     brief.ask("sentence-embedder", "TEXT", b"still here")
     assert brief.client.is_model_ready("animal-classifier"), "Triton now sees it: simplify this, and say so"
-    brief.client.unload_model("animal-classifier")
+    brief.client.unload_model("animal-classifier", headers=CONTROL)
     until(lambda: not brief.client.is_model_ready("animal-classifier"))
-    brief.client.load_model("animal-classifier")
+    brief.client.load_model("animal-classifier", headers=CONTROL)
     assert brief.ask("animal-classifier", "IMAGE", picture).as_numpy("LABEL").shape == (1, 5)
 
 

@@ -35,6 +35,9 @@ def test_what_is_in_it(wheel: Path) -> None:
         "router/encoder/starter/vision_model.onnx",
         "router/encoder/starter/encoder.json",
         "controlplane/compile/listeners.py",
+        "bpf/programs/sock_lb.bpf.o",
+        "bpf/programs/sock_lb.bpf.c",
+        "bpf/programs/layout.h",
         "modalmesh/py.typed",
     ):
         assert needed in names
@@ -55,7 +58,7 @@ def test_it_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
 
-    for package in ("modalmesh", "xds", "router", "controlplane"):
+    for package in ("modalmesh", "xds", "router", "controlplane", "bpf"):
         assert run("-c", f"import {package}; print({package}.__file__)").startswith(str(site))
     assert run("-m", "modalmesh.cli", "--version").startswith("modalmesh ")
     quickstart = str(ROOT / "deploy" / "examples" / "quickstart")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import socket
 import time
@@ -143,6 +144,25 @@ def reconnect_past_us(tell: Tell) -> list[str]:
         return [first, client.getpeername()[0]]
 
 
+def reconnect_to_the_same_backend(tell: Tell, backend: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.connect((VIP4, PORT))
+        first = client.getpeername()[0]
+        client.connect((backend, BACKEND_PORT))
+        return [first, client.getpeername()[0]]
+
+
+def disconnect_and_receive(tell: Tell, other: str) -> str:
+    """Who seems to answer a socket that was connected to a service once."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(10)
+        client.connect((VIP4, PORT))
+        # Python can't: connect() to AF_UNSPEC dissolves the association (connect(2)).
+        assert ctypes.CDLL(None).connect(client.fileno(), bytes(16), 16) == 0
+        client.sendto(b"?", (other, BACKEND_PORT))
+        return str(client.recvfrom(100)[1][0])
+
+
 def connect_mapped(tell: Tell) -> list[str]:
     """An IPv6 socket that speaks IPv4."""
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client:
@@ -247,6 +267,18 @@ def test_one_datagram_socket_can_talk_to_services_and_others(world: World) -> No
 
 def test_a_socket_reconnected_past_the_service_shows_its_real_peer(world: World) -> None:
     assert world.ask(reconnect_past_us) == [VIP4, BACKENDS4[0]]
+
+
+def test_a_socket_reconnected_to_its_own_backend_shows_its_real_peer(world: World) -> None:
+    service = ServiceKey(ip_address(VIP4), PORT, UDP)
+    set_service(world.sock_lb, service, 3, [(endpoint(BACKENDS4[0], 1), 1)], generation=2)
+    assert world.ask(reconnect_to_the_same_backend, BACKENDS4[0]) == [VIP4, BACKENDS4[0]]
+
+
+def test_a_socket_that_was_disconnected_sees_real_senders(world: World) -> None:
+    service = ServiceKey(ip_address(VIP4), PORT, UDP)
+    set_service(world.sock_lb, service, 3, [(endpoint(BACKENDS4[0], 1), 1)], generation=2)
+    assert world.ask(disconnect_and_receive, BACKENDS4[1]) == BACKENDS4[1]
 
 
 def test_an_ipv6_socket_that_speaks_ipv4(world: World) -> None:

@@ -703,6 +703,17 @@ async def test_streams_opened_and_abandoned_without_end_cost_the_connection() ->
         await peer.close()
 
 
+async def test_a_client_with_nothing_to_hear_keeps_its_stream() -> None:
+    async with serving(policy("a")) as server:
+        client = AdsClient(server.address, node("quiet"), {POLICY: lambda update: None}, keepalive=0.05)
+        task = asyncio.create_task(client.run())
+        await until(lambda: client.connected)
+        since = server.clients()[0].connected_since
+        await asyncio.sleep(0.5)  # many silences
+        assert server.clients()[0].connected_since == since
+        task.cancel()
+
+
 async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
     before = counted("keepalive")
     async with unharmed(Limits(keepalive_idle=0.1, keepalive_timeout=0.2)) as server:

@@ -112,6 +112,42 @@ def test_a_runtime_directory_that_can_not_be_made(root: Path) -> None:
     )
 
 
+def test_bad_documents_stop_the_start(tmp_path: Path, short_dir: Path, root: Path) -> None:
+    (tmp_path / "a.yaml").write_text("services:\n  - name: a\n    endpoints:\n      - {host: h, port: eighty}\n")
+    where = {"MODALMESH_RUNTIME_DIR": str(short_dir), "MODALMESH_CONTROLPLANE__DOCUMENTS": str(tmp_path)}
+    failed(modalmesh("up", cwd=root, **where), 1, "a.yaml:4", "modalmesh validate")
+
+
+def test_two_addresses_that_are_one(short_dir: Path, root: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    where = {"MODALMESH_GATEWAY__LISTEN": address, "MODALMESH_XDS__LISTEN": address}
+    failed(modalmesh("up", cwd=root, MODALMESH_RUNTIME_DIR=str(short_dir), **where), 1, "MODALMESH_XDS__LISTEN")
+
+
+def test_an_older_process_on_a_socket(short_dir: Path, root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as older:
+        older.bind(str(short_dir / "encoder.sock"))
+        older.listen()
+        failed(modalmesh("up", cwd=root, MODALMESH_RUNTIME_DIR=str(short_dir)), 1, "older process", "encoder.sock")
+
+
+def test_a_runtime_directory_that_others_may_write_to(short_dir: Path, root: Path) -> None:
+    short_dir.chmod(0o777)
+    for command in (("up",), ("controlplane",), ("run",)):
+        failed(modalmesh(*command, cwd=root, MODALMESH_RUNTIME_DIR=str(short_dir)), 1, "others may write")
+
+
+def test_output_that_is_closed_or_can_not_show_a_character(root: Path, tmp_path: Path) -> None:
+    quickstart = root / "deploy/examples/quickstart"
+    command = f"{sys.executable} -m modalmesh.cli validate {quickstart}"
+    closed = subprocess.run(["/bin/sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    ascii_only = modalmesh("validate", str(quickstart), PYTHONIOENCODING="ascii")
+    assert ascii_only.returncode == 0, ascii_only.stderr
+
+
 def test_bad_documents(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("services:\n  - name: a\n    endpoints:\n      - {host: h, port: eighty}\n")
     result = modalmesh("validate", str(tmp_path))

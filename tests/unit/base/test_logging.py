@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -35,3 +36,13 @@ def test_an_exception_is_part_of_its_line(capsys: pytest.CaptureFixture[str]) ->
         logging.get_logger().error("failed", exc_info=error)
     (line,) = capsys.readouterr().err.splitlines()
     assert "ValueError: invalid literal" in json.loads(line)["exception"]
+
+
+def test_nobody_reading_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(text)
+
+    monkeypatch.setattr("sys.stderr", Broken())
+    logging.configure(Log(), "test")
+    logging.get_logger().error("is anybody there?")

@@ -16,6 +16,7 @@ from controlplane import documents as documents_module
 from controlplane.compile import Compiled, GatewayOptions, Options, Vectors, compile_mesh
 from controlplane.compile.clusters import ROUTER_CLUSTER
 from controlplane.compile.endpoints import load_assignment, needs_dns
+from controlplane.compile.filters import CORS, FAULT
 from controlplane.compile.policy import POLICY, descriptions
 from controlplane.compile.routes import CLUSTER_HEADER, EXT_PROC, INFERENCE_PATH, compile_routes
 from controlplane.directory import Source
@@ -168,7 +169,7 @@ def test_a_host_pattern_asks_when_a_semantic_route_is_for_one_of_its_hosts() -> 
 def test_every_route_has_a_time_limit_and_removes_the_routers_header() -> None:
     rules = (Rule("x", (Match(),), TO_IP), Rule("y", (Match(),), TO_IP, timeout_ms=90_000))
     found = virtual_host(mesh(*rules, semantic=("*",)))
-    assert [route.route.timeout.ToMilliseconds() for route in found.routes] == [15_000] * 3 + [90_000] * 3
+    assert [route.route.timeout.ToMilliseconds() for route in found.routes] == [5_000] * 3 + [90_000] * 3
     # The listener's idle limit of 60 s would cut a longer request off.
     assert [route.route.idle_timeout.ToMilliseconds() for route in found.routes] == [0] * 3 + [90_000] * 3
     assert all(route.request_headers_to_remove == [CLUSTER_HEADER] for route in found.routes)
@@ -188,11 +189,13 @@ def test_the_listener(compiled: Callable[[Mesh], Compiled]) -> None:
     manager = hcm.HttpConnectionManager()
     assert listener.filter_chains[0].filters[0].typed_config.Unpack(manager)
     assert manager.codec_type == hcm.HttpConnectionManager.HTTP2
-    assert [item.name for item in manager.http_filters] == [EXT_PROC, "envoy.filters.http.router"]
+    *by_route, last = manager.http_filters
+    assert [item.name for item in by_route] == [CORS, FAULT, EXT_PROC]
+    assert last.name == "envoy.filters.http.router"
     # Else a request without a route would be shown to the router.
-    assert manager.http_filters[0].disabled
+    assert all(item.disabled for item in by_route)
     processor = ext_proc_pb2.ExternalProcessor()
-    assert manager.http_filters[0].typed_config.Unpack(processor)
+    assert by_route[2].typed_config.Unpack(processor)
     assert processor.failure_mode_allow
     assert processor.processing_mode.request_body_mode == processing_mode_pb2.ProcessingMode.BUFFERED
     assert processor.max_message_timeout.ToMilliseconds() == 2500

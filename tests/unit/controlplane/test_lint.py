@@ -14,7 +14,7 @@ from controlplane.directory import read
 from controlplane.errors import Http1Error
 from controlplane.lint import find_http1, is_local
 from controlplane.merge import merge
-from controlplane.model import Endpoint, Service
+from controlplane.model import Endpoint, Mesh, Service
 from xds.pb.envoy.config.cluster.v3 import cluster_pb2
 from xds.pb.envoy.config.core.v3 import address_pb2, health_check_pb2
 from xds.pb.envoy.config.listener.v3 import listener_pb2
@@ -27,7 +27,7 @@ OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 def cluster() -> cluster_pb2.Cluster:
     service = Service("a", (Endpoint("h", 1),), protocol="grpc")
-    found, _ = compile_clusters([service], router_socket=Path("/s"))
+    found, _ = compile_clusters(Mesh((service,), (), ()), router_socket=Path("/s"))
     return found
 
 
