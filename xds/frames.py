@@ -45,8 +45,10 @@ MAX_GROWTH: Final = 80
 _SMALLEST_PIECE: Final = 1024
 """A zstd frame around 1024 equal bytes has 18 bytes: growth 57."""
 
-_BUDGET: Final = 64 * 1024 * 1024
-"""Bytes kept for sharing. More only means that a message is encoded again for a client that comes late."""
+_BUDGET: Final = 32 * 1024 * 1024
+_REMEMBERED: Final = 128
+"""Bytes, and messages, kept for sharing. Less only means that a message is encoded again for a client that comes late;
+what is older than a few pushes nobody asks for."""
 
 
 def encode(response: Response) -> bytes:
@@ -156,7 +158,7 @@ class Frames:
         made = Encoded(chunks, len(message), sum(map(len, chunks)), frame)
         self._made[key] = made
         self._size += made.sent_length
-        while self._size > self._budget and len(self._made) > 1:
+        while len(self._made) > 1 and (self._size > self._budget or len(self._made) > _REMEMBERED):
             _, dropped = self._made.popitem(last=False)
             self._size -= dropped.sent_length
         return made

@@ -104,13 +104,13 @@ class Figures:
 
 @contextmanager
 def running(
-    kind: str, form: str, clients: int, services: int = 500, quiet: float = 0.1
+    kind: str, form: str, clients: int, services: int = 500, quiet: float = 0.1, *, plain: bool = False
 ) -> Iterator[tuple[Process, Process]]:
     common = ("--form", form, "--services", str(services))
     server = Process("xds_server", kind, *common, "--quiet", str(quiet))
     try:
         port = server.answer()["port"]
-        zstd = ("--zstd",) if kind == "ours" else ()
+        zstd = ("--zstd",) if kind == "ours" and not plain else ()
         load = Process("xds_load", str(port), *common, "--clients", str(clients), *zstd)
         try:
             yield server, load
@@ -120,9 +120,9 @@ def running(
         server.end()
 
 
-def measure(kind: str, form: str, clients: int, changes: int, into: Figures) -> None:
+def measure(kind: str, form: str, clients: int, changes: int, into: Figures, *, plain: bool) -> None:
     """Run one server with its clients once."""
-    with running(kind, form, clients) as (server, load):
+    with running(kind, form, clients, plain=plain) as (server, load):
         empty = server.ask(do="stats")["rss_kib"]
         into.initial.append(load.ask(do="connect")["seconds"])
         time.sleep(1.0)  # the last ACKs
@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=100, help="per run")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each server")
     parser.add_argument("--fan-out-only", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="ours without compression, as the floor")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.clients, arguments.forms, arguments.changes, arguments.rounds = [1000], ["delta"], 40, 1
@@ -267,7 +268,8 @@ def main() -> None:
         for clients in arguments.clients:
             for _ in range(arguments.rounds):
                 for kind in ("ours", "floor"):
-                    measure(kind, form, clients, arguments.changes, collected[f"{kind} {form} {clients}"])
+                    name = f"{kind} {form} {clients}"
+                    measure(kind, form, clients, arguments.changes, collected[name], plain=arguments.plain)
     single = encoding()
     if not arguments.quick and not arguments.fan_out_only:
         single["work_5000_over_500"] = work_per_change(5000, 60) / work_per_change(500, 60)

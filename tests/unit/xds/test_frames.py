@@ -132,3 +132,10 @@ def test_the_memory_is_bounded_and_what_was_dropped_is_made_again() -> None:
     again = frames.encoded(made[0], "zstd")
     assert again == first
     assert again is not first
+
+
+def test_so_is_the_number_of_messages() -> None:
+    frames, pushes = Frames(3), Pushes()
+    for number in range(300):
+        frames.encoded(pushes.response(Form.DELTA, CLUSTER, str(number), (), after=0), "identity")
+    assert len(frames._made) == 128
