@@ -1,4 +1,4 @@
-"""The commands ``controlplane``, ``validate`` and ``envoy``."""
+"""The commands ``controlplane``, ``validate``, ``graph`` and ``envoy``."""
 
 from __future__ import annotations
 
@@ -97,6 +97,27 @@ def validate(
         count = len(merged.problems)
         typer.echo(f"{count} problem{'s' if count > 1 else ''} in {directory}", err=True)
     if merged.mesh is None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def graph(
+    directory: Annotated[Path, typer.Argument(help="Directory of documents.", metavar="DIR", show_default=False)],
+) -> None:
+    """Draw a directory of documents: Graphviz's DOT, with tiers and faults in red.
+
+    Exits with 1 if there are faults; the drawing is complete all the same, as far as the documents can be understood.
+    """
+    from controlplane.directory import read
+    from controlplane.errors import UnreadableError
+    from controlplane.graph import as_dot
+    from controlplane.merge import merge
+
+    if not directory.is_dir():
+        raise UnreadableError("not a directory", hint="name one that exists", where=Where(str(directory)))
+    merged = merge(read(directory))
+    typer.echo(as_dot(merged.draft, merged.problems), nl=False)
+    if merged.problems:
         raise typer.Exit(1)
 
 

@@ -13,7 +13,10 @@
     ├── ClaimedMatchError     MM1212   an earlier rule takes every request that this one is for
     ├── DelegateCycleError    MM1214   VirtualServices delegate to each other in a circle
     ├── DelegateError         MM1215   a VirtualService can't be delegated to in this way
-    └── TierLeakError         MM1216   requests of one tier would reach another tier's subset
+    ├── TierLeakError         MM1216   requests of one tier would reach another tier's subset
+    ├── FallbackCycleError    MM1217   services fall back on each other in a circle
+    ├── CallCycleError        MM1218   services that requests of tiers come to call each other in a circle
+    └── HopsError             MM1219   a request may hop more often than its tier allows
 
 Functions that check documents return these as values, all of them, so that one run shows every mistake.
 """
@@ -23,13 +26,16 @@ from __future__ import annotations
 from modalmesh.base.errors import DocumentError
 
 __all__ = [
+    "CallCycleError",
     "ClaimedMatchError",
     "ConflictError",
     "DelegateCycleError",
     "DelegateError",
     "EmptySourceError",
     "EmptySubsetError",
+    "FallbackCycleError",
     "FieldError",
+    "HopsError",
     "Http1Error",
     "KindError",
     "TierLeakError",
@@ -115,3 +121,21 @@ class TierLeakError(DocumentError):
     """Requests of one tier would reach another tier's subset."""
 
     code = "MM1216"
+
+
+class FallbackCycleError(DocumentError):
+    """Services fall back on each other in a circle."""
+
+    code = "MM1217"
+
+
+class CallCycleError(DocumentError):
+    """Services that requests of tiers come to call each other in a circle."""
+
+    code = "MM1218"
+
+
+class HopsError(DocumentError):
+    """A request may hop more often than its tier allows."""
+
+    code = "MM1219"

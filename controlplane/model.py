@@ -145,6 +145,7 @@ class Service:
     Attributes:
         protocol: ``grpc`` (its health is asked for with ``grpc.health.v1``) or ``h2c`` (it is not asked for).
         calls: Services that it calls.
+        fallback: The service whose endpoints take over when too few of its own are well.
         addresses: Virtual addresses by which it is known in the mesh.
         subsets: Sorted by name.
     """
@@ -153,6 +154,7 @@ class Service:
     endpoints: tuple[Endpoint, ...]
     protocol: str = "h2c"
     calls: tuple[str, ...] = ()
+    fallback: str | None = None
     addresses: tuple[str, ...] = ()
     policy: TrafficPolicy = TrafficPolicy()
     subsets: tuple[Subset, ...] = ()
@@ -419,6 +421,15 @@ class Mesh:
         return named or any(
             name == LEVEL_HEADER for rule in route.rules for match in rule.matches for name, _ in match.headers
         )
+
+    def fallbacks(self, service: Service) -> tuple[Service, ...]:
+        """Return the services that take over one after the other."""
+        if service.fallback is None:
+            return ()
+        services, found = self.by_name, [service]
+        while (name := found[-1].fallback) is not None:
+            found.append(services[name])
+        return tuple(found[1:])
 
     def tier(self, name: str) -> Tier:
         """Return the tier of a name."""

@@ -63,7 +63,7 @@ def _services(mesh: Mesh) -> Table:
             for endpoint in service.endpoints[:3]
         )
         more = f" and {len(service.endpoints) - 3} more" if len(service.endpoints) > 3 else ""
-        _row(table, service.name, service.protocol, shown + more, "DNS" if needs_dns(service) else "EDS")
+        _row(table, service.name, service.protocol, shown + more, "DNS" if needs_dns(mesh, service) else "EDS")
     return table
 
 

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("modalmesh.launcher.cli", "Bring the mesh up and keep it in the foreground."),
     "controlplane": ("controlplane.cli", "Serve configuration: documents in, compressed xDS out."),
     "validate": ("controlplane.cli", "Check a directory of documents without serving it."),
+    "graph": ("controlplane.cli", "Draw a directory of documents: Graphviz's DOT, with tiers and faults."),
     "envoy": ("controlplane.cli", "Print an Envoy bootstrap, or start an Envoy with it."),
     "router": ("router.cli", "Decide where requests go: Envoy's external processor."),
     "encoder": ("router.cli", "Turn texts and pictures into vectors for the routers of this node."),

@@ -68,7 +68,7 @@ def compile_mesh(mesh: Mesh, vectors: Vectors | None, options: Options) -> Compi
 def _for_envoys(mesh: Mesh, options: Options) -> Iterator[tuple[str, str, Message]]:
     for cluster in compile_clusters(mesh, router_socket=options.router_socket):
         yield CLUSTER, cluster.name, cluster
-    for assignment in compile_endpoints(mesh.services):
+    for assignment in compile_endpoints(mesh):
         yield ENDPOINT, assignment.cluster_name, assignment
     routes = compile_routes(mesh, split_address(options.gateway.listen)[1])
     yield ROUTE, routes.name, routes

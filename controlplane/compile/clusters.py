@@ -34,29 +34,30 @@ _CONNECTION_WINDOW = 16 << 20
 
 def compile_clusters(mesh: Mesh, *, router_socket: Path) -> list[cluster_pb2.Cluster]:
     """Return a cluster for every service, every subset, every tier of either, and the router, sorted by name."""
-    clusters = [cluster for service in mesh.services for cluster in _clusters(service)]
+    clusters = [cluster for service in mesh.services for cluster in _clusters(mesh, service)]
     services = mesh.by_name
     clusters += [
-        _of_tier(services[found.service], found.subset or None, mesh.tier(found.tier)) for found in tier_clusters(mesh)
+        _of_tier(mesh, services[found.service], found.subset or None, mesh.tier(found.tier))
+        for found in tier_clusters(mesh)
     ]
     clusters.append(_router(router_socket))
     return sorted(clusters, key=lambda cluster: cluster.name)
 
 
-def _clusters(service: Service) -> Iterator[cluster_pb2.Cluster]:
-    yield _service(service, None, service.policy)
+def _clusters(mesh: Mesh, service: Service) -> Iterator[cluster_pb2.Cluster]:
+    yield _service(mesh, service, None, service.policy)
     for subset in service.subsets:
-        yield _service(service, subset.name, subset.policy)
+        yield _service(mesh, service, subset.name, subset.policy)
 
 
-def _of_tier(service: Service, subset: str | None, tier: Tier) -> cluster_pb2.Cluster:
+def _of_tier(mesh: Mesh, service: Service, subset: str | None, tier: Tier) -> cluster_pb2.Cluster:
     """Return the cluster of a tier: what a DestinationRule says, and for what it leaves open the tier's policy."""
     found = service.subset(subset) if subset else None
     policy = found.policy if found else service.policy
     filled = replace(
         policy, pool=fill(policy.pool or ConnectionPool(), tier.pool), outlier=policy.outlier or tier.outlier
     )
-    cluster = _service(service, subset, filled, tier)
+    cluster = _service(mesh, service, subset, filled, tier=tier)
     if cluster.type == cluster_pb2.Cluster.EDS:
         # The endpoints are the same.
         cluster.eds_cluster_config.service_name = cluster_name(service.name, subset)
@@ -64,15 +65,17 @@ def _of_tier(service: Service, subset: str | None, tier: Tier) -> cluster_pb2.Cl
 
 
 def _service(
-    service: Service, subset: str | None, policy: TrafficPolicy, tier: Tier | None = None
+    mesh: Mesh, service: Service, subset: str | None, policy: TrafficPolicy, *, tier: Tier | None = None
 ) -> cluster_pb2.Cluster:
     pool = policy.pool or ConnectionPool()
     name = cluster_name(service.name, subset, tier.name if tier else None)
     cluster = _cluster(name, pool.connect_timeout_ms or _CONNECT_TIMEOUT_MS, pool)
-    if needs_dns(service):
+    fallbacks = () if subset else mesh.fallbacks(service)
+    # Of a subset's endpoints alone it does not depend whether its cluster has them: all of a service's are one kind.
+    if needs_dns(mesh, service):
         cluster.type = cluster_pb2.Cluster.STRICT_DNS
         cluster.dns_lookup_family = cluster_pb2.Cluster.V4_PREFERRED
-        cluster.load_assignment.CopyFrom(load_assignment(service, subset))
+        cluster.load_assignment.CopyFrom(load_assignment(service, subset, fallbacks))
         cluster.load_assignment.cluster_name = name
         # One name that can't be resolved must not hold up the start of everything else.
         cluster.wait_for_warm_on_init.value = False

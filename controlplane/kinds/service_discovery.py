@@ -56,6 +56,8 @@ class ServiceEntry(Model):
     endpoints: Annotated[list[EndpointEntry], Field(min_length=1)]
     calls: list[str] = Field(default_factory=list)
     """Services that this one calls."""
+    fallback: str | None = None
+    """The service that takes the requests when too few endpoints of this one are well."""
 
 
 class ServiceDiscovery(Model):

@@ -26,6 +26,7 @@ from controlplane.merge.routes import merge_routes
 from controlplane.merge.semantic import merge_semantic_routes
 from controlplane.merge.services import merge_services
 from controlplane.model import Mesh
+from controlplane.topology import find_faults
 from modalmesh.base.errors import DocumentError, Where
 
 __all__ = ["Merged", "merge"]
@@ -35,9 +36,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A mesh, or what is wrong, sorted by place."""
+    """A mesh, or what is wrong, sorted by place.
+
+    Attributes:
+        draft: The mesh as far as it can be understood, to be drawn, not to be served.
+    """
 
     mesh: Mesh | None
+    draft: Mesh
     problems: tuple[DocumentError, ...]
 
 
@@ -62,6 +68,8 @@ def merge(source: Source) -> Merged:
     qos = merge_qos(context, _of(read, QosPolicy))
     check_levels(context, routes, qos)
     semantic_routes = merge_semantic_routes(context, _of(read, SemanticRoute), routes)
+    mesh = Mesh(services, routes, semantic_routes, qos.tiers, qos.default, qos.hosts)
+    problems.extend(find_faults(mesh))
     if not problems and not services:
         problems.append(
             EmptySourceError("no document names a service", hint="add a service-discovery.yaml with «services:»")
@@ -69,8 +77,8 @@ def merge(source: Source) -> Merged:
     if problems:
         # A rule that several delegate to is looked at several times.
         distinct = {(problem.where or Where(""), problem.what): problem for problem in problems}
-        return Merged(None, tuple(distinct[place] for place in sorted(distinct)))
-    return Merged(Mesh(services, routes, semantic_routes, qos.tiers, qos.default, qos.hosts), ())
+        return Merged(None, mesh, tuple(distinct[place] for place in sorted(distinct)))
+    return Merged(mesh, mesh, ())
 
 
 def _of(read: Iterable[kinds.Read], kind: type[T]) -> list[tuple[Document, T]]:

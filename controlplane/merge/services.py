@@ -83,6 +83,7 @@ def _service(context: Context, document: Document, path: Path, entry: Discovered
         endpoints=tuple(sorted(endpoints, key=lambda endpoint: (endpoint.host, endpoint.port))),
         protocol=_protocol(context, document, path, endpoints),
         calls=tuple(sorted(entry.calls)),
+        fallback=entry.fallback,
         where=document.where((*path, "name")),
     )
 
@@ -102,10 +103,18 @@ def _protocol(context: Context, document: Document, path: Path, endpoints: Seque
 
 
 def check_calls(context: Context, document: Document, discovery: ServiceDiscovery) -> None:
-    """Note every called service that there is not, or that is named twice."""
+    """Note every called service or fallback that there is not, or that is named twice, or that speaks otherwise."""
     for index, entry in enumerate(discovery.services):
         called: Claims[None] = Claims("called service", context.problems)
         for place, name in enumerate(entry.calls):
             where = document.where(("services", index, "calls", place))
             called.claim(name, None, where)
             context.check_service(name, where)
+        if entry.fallback is None:
+            continue
+        where = document.where(("services", index, "fallback"))
+        other = context.check_service(entry.fallback, where)
+        own = context.services.get(entry.name)
+        if other and own and other.protocol != own.protocol:
+            what = f"the fallback {other.name!r} speaks {other.protocol}, {own.name!r} speaks {own.protocol}"
+            context.note(ConflictError(what, hint="name one of the same protocol", where=where))

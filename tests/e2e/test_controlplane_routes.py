@@ -23,6 +23,9 @@ services:
       - {host: 127.0.0.1, port: {port:a2}, tags: [version=v2]}
   - name: b
     endpoints: [{host: 127.0.0.1, port: {port:b}}]
+  - name: primary
+    fallback: b
+    endpoints: [{host: 127.0.0.1, port: {port:a1}}]
   - name: bad
     endpoints:
       - {host: 127.0.0.1, port: {port:a1}}
@@ -51,6 +54,13 @@ spec:
       trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user}}}
     - name: one-at-a-time
       trafficPolicy: {connectionPool: {http: {http2MaxRequests: 1}}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: primary}
+spec:
+  host: primary
+  trafficPolicy: {outlierDetection: {consecutive5xxErrors: 1, interval: 100ms, baseEjectionTime: 1h}}
 ---
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
@@ -127,6 +137,8 @@ spec:
     - match: [{uri: {exact: /mirror}}]
       mirror: {host: b}
       route: [{destination: {host: a}}]
+    - match: [{uri: {exact: /primary}}]
+      route: [{destination: {host: primary}}]
     - match: [{uri: {exact: /ejected}}]
       route: [{destination: {host: bad}}]
 """
@@ -290,6 +302,12 @@ def test_an_endpoint_that_fails_is_ejected(plane: Plane) -> None:
         limit=20,
     )
     assert {answer.backend for answer in plane.many(30, "traffic.example", "/ejected")} == {"a2"}
+
+
+def test_a_fallback_takes_over(plane: Plane) -> None:
+    assert plane.get("traffic.example", "/primary").backend == "a1"
+    assert plane.get("traffic.example", "/primary", x_test_a1="500").status == 500
+    assert plane.get("traffic.example", "/primary").backend == "b"
 
 
 def test_faults(plane: Plane) -> None:

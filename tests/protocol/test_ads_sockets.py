@@ -293,6 +293,36 @@ async def test_a_narrow_window_delays_but_does_not_lose(window: int) -> None:
     assert text_of(message_of(b"".join(peer.data)).resources[0].resource.value) == text
 
 
+async def test_pushes_keep_to_the_window_of_a_client_that_gives_no_credit() -> None:
+    def noise(number: int) -> str:
+        return "".join(chr(0x4E00 + (number * 5003 + index * 7919) % 20_000) for index in range(4000))
+
+    async with serving(policy("a", noise(0))) as server:
+        peer = await RawPeer.connect(server)
+        peer.give_credit = False
+        peer.open(accept_encoding=None)
+        peer.ask("*")
+        received = 0
+        for number in range(1, 6):
+            await peer.read(lambda: complete(b"".join(peer.data)))
+            message = b"".join(peer.data)
+            received += len(message)
+            peer.data.clear()
+            peer.ask(nonce=message_of(message).nonce, first=False)
+            await put(server, policy("a", noise(number)))
+        # Five messages of 12 kB fit; h2 would have raised had the sixth come whole.
+        assert received == 5 * len(message)
+        with contextlib.suppress(TimeoutError):
+            await peer.read(lambda: bool(peer.data), 0.3)
+        assert peer.data == []
+        peer.h2.increment_flow_control_window(received)
+        peer.h2.increment_flow_control_window(received, 1)
+        peer.flush()
+        await peer.read(lambda: complete(b"".join(peer.data)))
+        assert text_of(message_of(b"".join(peer.data)).resources[0].resource.value) == noise(5)
+        await peer.close()
+
+
 # --- a client's life
 
 

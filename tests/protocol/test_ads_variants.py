@@ -10,11 +10,13 @@ from pathlib import Path
 
 import grpc.aio
 import h2.events
+import hpack
 import pytest
 import zstandard
 
 from modalmesh.base.settings import split_address
 from tests.protocol.test_ads_sockets import (
+    HEADERS,
     POLICY,
     Holder,
     RawPeer,
@@ -199,7 +201,6 @@ async def test_draining_lets_streams_go_on_and_new_ones_go_elsewhere() -> None:
     # By hand: after GOAWAY, h2 takes nothing more.
     raw = await peer.reader.readuntil((2**31 - 1).to_bytes(4, "big") + b"\0\0\0\0")
     assert raw[-14] == 0x7
-    peer.h2 = RawPeer(peer.reader, peer.writer).h2  # unused from here on
     request = discovery_pb2.DeltaDiscoveryRequest(
         type_url=POLICY, response_nonce=message_of(decompressed(peer.data[0])).nonce
     )
@@ -209,6 +210,11 @@ async def test_draining_lets_streams_go_on_and_new_ones_go_elsewhere() -> None:
     server.set_snapshot("router", Snapshot([policy("a", "2")]))
     header = await asyncio.wait_for(peer.reader.readexactly(9), 5.0)
     assert (header[3], header[5:]) == (0x0, b"\0\0\0\1")
+    await asyncio.wait_for(peer.reader.readexactly(int.from_bytes(header[:3], "big")), 5.0)
+    block = hpack.Encoder().encode(HEADERS.items())
+    peer.writer.write(len(block).to_bytes(3, "big") + b"\1\4\0\0\0\3" + block)
+    refused = await asyncio.wait_for(peer.reader.readexactly(13), 5.0)
+    assert (refused[3], refused[5:]) == (0x3, b"\0\0\0\3" + b"\0\0\0\7")  # RST_STREAM, REFUSED_STREAM
     await peer.close()
     await closing
 

@@ -75,7 +75,7 @@ def test_services_with_addresses_come_by_eds_and_those_with_names_hold_their_end
     assert found["ip"].eds_cluster_config.eds_config.HasField("ads")
     assert found["dns"].type == cluster_pb2.Cluster.STRICT_DNS
     assert found["dns"].load_assignment == load_assignment(DNS)
-    assert needs_dns(DNS)
+    assert needs_dns(mesh(), DNS)
 
 
 def test_endpoints_carry_weights_and_labels(compiled: Callable[[Mesh], Compiled]) -> None:
