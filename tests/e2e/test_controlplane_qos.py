@@ -67,9 +67,9 @@ metadata: {name: tiers}
 spec:
   hosts: [shared.example.com, circle.example.com]
   tiers:
-    best-effort: {latencyBudget: 1s, streamIdleTimeout: 200ms}
-    elastic: {latencyBudget: 400ms}
-    realtime: {latencyBudget: 150ms}
+    best-effort: {latencyBudget: 8s, streamIdleTimeout: 200ms}
+    elastic: {latencyBudget: 2s}
+    realtime: {latencyBudget: 500ms}
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -128,10 +128,10 @@ def budget(plane: Plane, delay: str, level: str | None) -> int:
 
 
 def test_each_tier_has_its_budget_and_the_default_one_takes_the_rest(plane: Plane) -> None:
-    assert [budget(plane, "0.25", level) for level in ("realtime", "elastic", "best-effort")] == [504, 200, 200]
-    assert [budget(plane, "0.6", level) for level in ("realtime", "elastic", "best-effort")] == [504, 504, 200]
-    assert [budget(plane, "0.25", level) for level in (None, "gold")] == [200, 200]
-    assert [budget(plane, "0.6", level) for level in (None, "gold")] == [504, 504]
+    assert [budget(plane, "1", level) for level in ("realtime", "elastic", "best-effort")] == [504, 200, 200]
+    assert [budget(plane, "3", level) for level in ("realtime", "elastic", "best-effort")] == [504, 504, 200]
+    assert [budget(plane, "1", level) for level in (None, "gold")] == [200, 200]
+    assert [budget(plane, "3", level) for level in (None, "gold")] == [504, 504]
 
 
 def test_realtime_is_not_retried_and_elastic_is(plane: Plane) -> None:
